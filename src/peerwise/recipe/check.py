@@ -1,0 +1,244 @@
+"""Rules across settings: what cannot work is refused, all of it at once; what usually goes wrong is warned of.
+
+Judges a resolved recipe alone: no file is opened and no model or data set is looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from peerwise.errors import RecipeError, nearest
+from peerwise.recipe.overrides import STAGE_NAME
+from peerwise.recipe.schema import Algorithm, Recipe, Stage, Task
+
+TASKS = ("arithmetic", "gsm8k", "math", "files", "reasoning-gym")
+GENERATED_TASKS = ("arithmetic", "reasoning-gym")
+TEMPLATES = ("boxed", "boxed-zh", "answer-zh", "lines", "plain")
+REWARDS = ("correctness", "graded", "parts")
+REWARD_PARTS = ("correct", "format", "steps")
+PRESET_KL: Mapping[str, float] = {"grpo": 0.04, "dr_grpo": 0.0}
+"""Each preset with the KL coefficient it stands for: it decides whether a reference model is kept."""
+
+HIGH_FULL_RATE = 3e-5
+"""GRPO of all weights above this rate has collapsed small models within a few steps."""
+MANY_UPDATES = 5
+SHORT_ANSWER = 32
+
+
+class Finding(NamedTuple):
+    """One thing to say about a recipe."""
+
+    text: str
+    fatal: bool = True
+
+
+def check(recipe: Recipe) -> list[str]:
+    """Warnings about a recipe that can run.
+
+    Raises:
+        RecipeError: it cannot run; every violation, one a line.
+    """
+    findings = [*_run_rules(recipe), *_mixture_rules(recipe.tasks)]
+    for index, task in enumerate(recipe.tasks):
+        findings += _task_rules("task" if index == 0 else f"more_tasks.{index - 1}", task)
+    for name, stage in recipe.stage.items():
+        findings += _stage_rules(recipe, name, stage)
+    # A base setting that several stages inherit is one mistake.
+    violations = list(dict.fromkeys(finding.text for finding in findings if finding.fatal))
+    if violations:
+        raise RecipeError("the recipe cannot run:\n  " + "\n  ".join(violations))
+    return list(dict.fromkeys(finding.text for finding in findings))
+
+
+def kl_coefficient(algorithm: Algorithm) -> float:
+    """The coefficient that holds: the recipe's, else its preset's (0 for an unknown preset)."""
+    given = algorithm.kl_coefficient
+    return PRESET_KL.get(algorithm.preset, 0.0) if given is None else given
+
+
+def uniform_share(p: float, group_size: int) -> float:
+    """Share of groups that teach nothing, all right or all wrong, when each answer is right with probability p."""
+    return float(p**group_size + (1 - p) ** group_size)
+
+
+def _warning(text: str) -> Finding:
+    return Finding(text, fatal=False)
+
+
+def _unknown(key: str, given: str, known: Iterable[str]) -> Finding:
+    return Finding(f"{key}: unknown name {given!r}; {nearest(given, known)}")
+
+
+def _run_rules(recipe: Recipe) -> Iterator[Finding]:
+    model, evaluation = recipe.model, recipe.evaluation
+    if not recipe.stage:
+        yield Finding("stage: there is none; add [stage.grpo] with method = 'grpo'")
+    folded: dict[str, str] = {}
+    for name in recipe.stage:
+        if not STAGE_NAME.fullmatch(name):
+            yield Finding(
+                f"stage: got the name {name!r}, expected a folder name: at most 64 letters, digits, - and _, "
+                "a letter or digit first"
+            )
+        twin = folded.setdefault(name.replace("_", "-").casefold(), name)
+        if twin != name:
+            yield Finding(f"stage: {twin!r} and {name!r} would share a flag or a folder; rename one")
+    if model.lora_alpha is not None and model.lora_rank == 0:
+        yield Finding("model.lora_alpha: has no effect while model.lora_rank is 0; set the rank or leave it out")
+    if evaluation.samples > 1 and evaluation.temperature == 0:
+        yield Finding(
+            f"evaluation.samples: {evaluation.samples} greedy answers are all the same; "
+            "set evaluation.temperature above 0 or samples to 1"
+        )
+
+
+def _mixture_rules(tasks: list[Task]) -> Iterator[Finding]:
+    seen: list[Task] = []
+    for task in (task.model_copy(update={"weight": 1.0}) for task in tasks):
+        if task in seen:
+            yield Finding(f"more_tasks: {task.name!r} is listed twice with the same settings; raise its weight instead")
+        seen.append(task)
+
+
+def _task_rules(key: str, task: Task) -> Iterator[Finding]:
+    if task.name not in TASKS:
+        yield _unknown(f"{key}.name", task.name, TASKS)
+    if task.template not in TEMPLATES:
+        yield _unknown(f"{key}.template", task.template, TEMPLATES)
+    if task.name == "files" and not task.path:
+        yield Finding(f"{key}.path: files needs one; give a .jsonl, .csv or .parquet file")
+    if task.name == "reasoning-gym" and not task.params.get("dataset"):
+        yield Finding(f"{key}.params.dataset: reasoning-gym needs the name of a data set, such as 'chain_sum'")
+    if task.eval_split is not None and task.eval_split == task.split and task.name not in GENERATED_TASKS:
+        yield Finding(f"{key}.eval_split: {task.split!r} is the split that is trained on; leave it out or name another")
+    yield from _reward_rules(key, task)
+    unused = {
+        "path": task.path is not None and task.name in GENERATED_TASKS,
+        "columns": bool(task.columns) and task.name != "files",
+        "params": bool(task.params) and task.name in TASKS and task.name not in GENERATED_TASKS,
+    }
+    for field in (field for field, is_unused in unused.items() if is_unused):
+        yield _warning(f"{key}.{field}: task {task.name!r} does not use it")
+
+
+def _reward_rules(key: str, task: Task) -> Iterator[Finding]:
+    path, _, function = task.reward.rpartition(":")
+    if task.reward not in REWARDS and not (path.endswith(".py") and function.isidentifier()):
+        yield Finding(
+            f"{key}.reward: unknown name {task.reward!r}; {nearest(task.reward, REWARDS)} "
+            "Your own is given as path/to/file.py:function"
+        )
+    weights = task.reward_weights
+    if task.reward == "parts" and not any(weights.values()):
+        yield Finding(f"{key}.reward_weights: reward 'parts' needs weights, such as {{correct = 1.0, format = 0.2}}")
+    if task.reward != "parts" and weights:
+        yield Finding(f"{key}.reward_weights: has no effect with reward {task.reward!r}; set reward = 'parts'")
+    for part, weight in weights.items():
+        if part not in REWARD_PARTS:
+            yield _unknown(f"{key}.reward_weights.{part}", part, REWARD_PARTS)
+        if not math.isfinite(weight):
+            yield Finding(f"{key}.reward_weights.{part}: got {weight}, expected a finite number")
+    form = sum(abs(weight) for part, weight in weights.items() if part != "correct")
+    if task.reward == "parts" and form >= weights.get("correct", 0.0):
+        yield _warning(
+            f"{key}.reward_weights: the other parts together weigh {form:g}, as much as correctness or more; "
+            "the model may learn form instead of answers"
+        )
+
+
+def _key(recipe: Recipe, name: str, section: str, field: str) -> str:
+    """Where the setting stands: in the stage if it departs from the base there, else in the base section."""
+    base, own = getattr(recipe, section), getattr(recipe.stage[name], section)
+    inherited = getattr(base, field) == getattr(own, field)
+    return f"{section}.{field}" if inherited else f"stage.{name}.{section}.{field}"
+
+
+def _stage_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
+    yield from _optimizer_rules(recipe, name, stage)
+    if stage.method == "grpo":
+        yield from _sampling_rules(recipe, name, stage)
+        yield from _algorithm_rules(recipe, name, stage)
+    elif all(task.name == "reasoning-gym" for task in recipe.tasks):
+        yield _warning(f"stage.{name}: sft needs worked solutions, and reasoning-gym data has none")
+    unused = "sft" if stage.method == "grpo" else "algorithm"
+    if getattr(stage, unused) != getattr(recipe, unused):
+        yield _warning(f"stage.{name}.{unused}: method {stage.method!r} does not use it")
+
+
+def _optimizer_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
+    optimizer, rollout = stage.optimizer, stage.rollout
+    for field, value in optimizer:
+        if isinstance(value, float) and not math.isfinite(value):
+            yield Finding(f"{_key(recipe, name, 'optimizer', field)}: got {value}, expected a finite number")
+    if optimizer.warmup_steps > stage.steps:
+        yield _warning(
+            f"{_key(recipe, name, 'optimizer', 'warmup_steps')}: {optimizer.warmup_steps} of warm-up in a stage of "
+            f"{stage.steps} steps; the rate never reaches its peak"
+        )
+    longest = rollout.max_prompt_tokens + rollout.max_new_tokens
+    if optimizer.micro_batch_tokens < longest:
+        yield _warning(
+            f"{_key(recipe, name, 'optimizer', 'micro_batch_tokens')}: {optimizer.micro_batch_tokens} is less than the "
+            f"longest row, {rollout.max_prompt_tokens} + {rollout.max_new_tokens} tokens; such a row is taken alone "
+            "and needs more memory than planned by this setting"
+        )
+    if stage.method == "grpo" and recipe.model.lora_rank == 0 and optimizer.learning_rate > HIGH_FULL_RATE:
+        yield _warning(
+            f"{_key(recipe, name, 'optimizer', 'learning_rate')}: {optimizer.learning_rate:g} is high for grpo on all "
+            "weights; such runs often collapse within a few steps, begin near 1e-5"
+        )
+
+
+def _sampling_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
+    rollout = stage.rollout
+    keys = {field: _key(recipe, name, "rollout", field) for field in type(rollout).model_fields}
+    if rollout.group_size < 2:
+        why = "has nothing to compare with: advantage is always 0" if rollout.group_size == 1 else "cannot be sampled"
+        yield Finding(
+            f"{keys['group_size']}: a group of {rollout.group_size} {why}; set rollout.group_size to 4 or more"
+        )
+    if not 0 < rollout.temperature < math.inf:
+        yield Finding(
+            f"{keys['temperature']}: got {rollout.temperature:g}, expected a finite one above 0; at 0 all answers of "
+            "a group are the same"
+        )
+    for field, neutral in (("top_p", 1), ("top_k", 0)):
+        if (value := getattr(rollout, field)) != neutral:
+            yield Finding(
+                f"{keys[field]}: got {value:g}, training needs {neutral}; answers from a truncated distribution would "
+                "bias the ratio between new and sampling policy"
+            )
+    if rollout.group_size in (2, 3):
+        shares = " and ".join(f"{uniform_share(p, rollout.group_size):.0%} at p = {p}" for p in (0.2, 0.5))
+        yield _warning(
+            f"{keys['group_size']}: {rollout.group_size} gives few informative groups; all right or all wrong, "
+            f"p^G + (1-p)^G, are {shares}"
+        )
+    if rollout.max_new_tokens < SHORT_ANSWER and any(task.template.startswith("boxed") for task in recipe.tasks):
+        yield _warning(
+            f"{keys['max_new_tokens']}: {rollout.max_new_tokens} tokens leave little room for steps and \\boxed{{}}; "
+            "answers that are cut off count as wrong"
+        )
+
+
+def _algorithm_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
+    algorithm = stage.algorithm
+    keys = {field: _key(recipe, name, "algorithm", field) for field in type(algorithm).model_fields}
+    if algorithm.preset not in PRESET_KL:
+        yield _unknown(keys["preset"], algorithm.preset, PRESET_KL)
+    for field in ("clip_high", "kl_coefficient"):
+        if (value := getattr(algorithm, field)) is not None and not math.isfinite(value):
+            yield Finding(f"{keys[field]}: got {value}, expected a finite number")
+    if algorithm.updates_per_batch > MANY_UPDATES:
+        yield _warning(
+            f"{keys['updates_per_batch']}: {algorithm.updates_per_batch} passes over one batch move far from the "
+            "policy that sampled it; most of the later ones are clipped"
+        )
+    if kl_coefficient(algorithm) > 0 and recipe.model.lora_rank == 0:
+        source = "" if algorithm.kl_coefficient is not None else f" (from preset {algorithm.preset!r})"
+        yield _warning(
+            f"{keys['kl_coefficient']}: {kl_coefficient(algorithm):g}{source} without LoRA keeps a frozen reference: "
+            "memory for one more copy of the weights; 0 keeps none"
+        )

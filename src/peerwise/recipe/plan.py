@@ -1,0 +1,263 @@
+"""What a recipe will cost, before anything is loaded: updates, epochs, tokens, memory, time.
+
+Pure arithmetic on a resolved recipe and a model's shape. It opens no file and knows no device; memory is an estimate
+of the tensors the run holds itself: the process, its libraries and the allocator's gaps come on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from peerwise.recipe.check import kl_coefficient, uniform_share
+from peerwise.recipe.schema import Recipe, Stage
+from peerwise.recipe.shape import SHAPES, ModelShape
+
+__all__ = ["SHAPES", "ModelShape", "Plan", "StagePlan", "Term", "plan", "render", "to_json"]
+
+LOGIT_CHUNK = 1024
+"""Tokens whose logits exist at one time in training: the default of `algo.logprob.selected_logprobs`."""
+SUCCESS_RATES = (0.1, 0.3, 0.5)
+
+Phase = Literal["always", "sampling", "evaluation", "training"]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One named part of the memory estimate.
+
+    Example:
+        Term("weights", 269_030_016, "always")
+    """
+
+    name: str
+    bytes: int
+    phase: Phase
+    """When it is held; sampling, evaluation and training never overlap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """What one stage does and needs. None: not known from what was given."""
+
+    name: str
+    method: str
+    steps: int
+    prompts_per_update: int
+    """Problems in one update; for sft the examples."""
+    completions_per_update: int
+    """Answers in one update: prompts times group size; 0 for sft."""
+    optimizer_updates: int
+    updates_per_epoch: int | None
+    epochs: float | None
+    """How often the stage goes through the training problems."""
+    tokens_per_update: int
+    """Tokens sampled for one batch if every answer ran to its limit."""
+    informative_share: dict[str, float]
+    """Share of groups with right and wrong answers, by the probability that an answer is right."""
+    memory: tuple[Term, ...]
+    """Empty when the model's shape is not known."""
+    seconds: float | None
+    """Time of the stage's steps, evaluations not counted."""
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """What is always held, plus the largest of the phases."""
+        phases = ("sampling", "evaluation", "training")
+        held = {phase: sum(term.bytes for term in self.memory if term.phase == phase) for phase in ("always", *phases)}
+        return held["always"] + max(held[phase] for phase in phases) if self.memory else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A recipe's cost."""
+
+    model: str
+    shape: ModelShape | None
+    dtype: str
+    num_problems: int | None
+    stages: tuple[StagePlan, ...]
+    notes: tuple[str, ...]
+
+
+def plan(
+    recipe: Recipe,
+    *,
+    shape: ModelShape | None = None,
+    num_problems: int | None = None,
+    seconds_per_step: Mapping[str, float] | None = None,
+) -> Plan:
+    """Cost of every stage.
+
+    Args:
+        shape: None leaves memory out.
+        num_problems: training problems of all tasks together; None takes the sum of their limits if all have one.
+        seconds_per_step: measured time of one step, by stage name.
+    """
+    limits = [task.limit for task in recipe.tasks]
+    if num_problems is None and None not in limits:
+        num_problems = sum(limit for limit in limits if limit is not None)
+    dtype = "bfloat16" if recipe.model.dtype == "auto" else recipe.model.dtype
+    notes = ["bfloat16 is assumed for model.dtype = 'auto'"] if recipe.model.dtype == "auto" else []
+    for name, stage in recipe.stage.items():
+        longest = stage.rollout.max_prompt_tokens + stage.rollout.max_new_tokens
+        if shape is not None and longest > shape.context:
+            notes.append(
+                f"stage {name}: prompt plus answer may reach {longest} tokens, the model takes {shape.context}"
+            )
+    timed = seconds_per_step or {}
+    stages = tuple(
+        _stage(recipe, name, stage, shape, dtype, num_problems, timed.get(name)) for name, stage in recipe.stage.items()
+    )
+    return Plan(
+        model=recipe.model.path,
+        shape=shape,
+        dtype=dtype,
+        num_problems=num_problems,
+        stages=stages,
+        notes=tuple(notes),
+    )
+
+
+def _stage(
+    recipe: Recipe,
+    name: str,
+    stage: Stage,
+    shape: ModelShape | None,
+    dtype: str,
+    num_problems: int | None,
+    seconds: float | None,
+) -> StagePlan:
+    grpo, rollout = stage.method == "grpo", stage.rollout
+    prompts = rollout.problems if grpo else stage.sft.batch_size
+    passes = stage.algorithm.updates_per_batch if grpo else 1
+    if not grpo and stage.sft.examples is not None:
+        num_problems = min(stage.sft.examples, num_problems or stage.sft.examples)
+    completions = prompts * rollout.group_size if grpo else 0
+    shares = {str(p): 1 - uniform_share(p, rollout.group_size) for p in SUCCESS_RATES}
+    return StagePlan(
+        name=name,
+        method=stage.method,
+        steps=stage.steps,
+        prompts_per_update=prompts,
+        completions_per_update=completions,
+        optimizer_updates=stage.steps * passes,
+        updates_per_epoch=math.ceil(num_problems / prompts) * passes if num_problems else None,
+        epochs=stage.steps * prompts / num_problems if num_problems else None,
+        tokens_per_update=completions * rollout.max_new_tokens,
+        informative_share=shares if grpo else {},
+        memory=_memory(recipe, stage, shape, 2 if dtype == "bfloat16" else 4) if shape else (),
+        seconds=stage.steps * seconds if seconds is not None else None,
+    )
+
+
+def _memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tuple[Term, ...]:
+    """The terms of one stage; `width` is the bytes of a number in the compute dtype."""
+    lora, grpo = recipe.model.lora_rank > 0, stage.method == "grpo"
+    trained = shape.lora_parameters(recipe.model.lora_rank) if lora else shape.parameters
+    terms = [
+        Term("weights", width * (shape.parameters + (trained if lora else 0)), "always"),
+        Term("float32 master weights", 4 * trained if width < 4 else 0, "always"),
+        Term("two moments of the optimizer", 8 * trained, "always"),
+        Term(
+            "reference copy of the weights",
+            width * shape.parameters if grpo and not lora and kl_coefficient(stage.algorithm) > 0 else 0,
+            "always",
+        ),
+        Term("keys and values while sampling", _sampling_cache(stage, shape, width) if grpo else 0, "sampling"),
+        Term("keys and values while evaluating", _evaluation_cache(recipe, stage, shape, width), "evaluation"),
+        # In float32 the gradients of the micro-batches add up in place.
+        Term("gradients of a micro-batch", width * trained if width < 4 else 0, "training"),
+        Term("float32 gradient sum", 4 * trained, "training"),
+        Term("activations of a micro-batch", _activations(recipe, stage, shape, width), "training"),
+        Term("logits of a chunk", _logits(stage, shape, trains_head=not lora), "training"),
+    ]
+    return tuple(term for term in terms if term.bytes)
+
+
+def _sampling_cache(stage: Stage, shape: ModelShape, width: int) -> int:
+    """Each prompt once for its group, each answer being decoded on its own; a group may have one answer left."""
+    rollout = stage.rollout
+    branches = min(rollout.max_branches, rollout.problems * rollout.group_size)
+    tokens = min(rollout.problems, branches) * rollout.max_prompt_tokens + branches * rollout.max_new_tokens
+    return width * shape.cached_elements() * tokens
+
+
+def _evaluation_cache(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> int:
+    rollout, evaluation = stage.rollout, recipe.evaluation
+    branches = rollout.max_branches
+    if evaluation.problems is not None:
+        branches = min(branches, evaluation.problems * evaluation.samples * len(recipe.tasks))
+    longest = rollout.max_prompt_tokens + (evaluation.max_new_tokens or rollout.max_new_tokens)
+    return width * shape.cached_elements() * branches * longest
+
+
+def _activations(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> int:
+    prompt, answer = stage.rollout.max_prompt_tokens, stage.rollout.max_new_tokens
+    tokens = max(stage.optimizer.micro_batch_tokens, prompt + answer)
+    answers = max(1, (tokens - prompt) // answer)
+    keys_per_token = (prompt + answers * (prompt + answer)) / (prompt + answers * answer)
+    block = shape.saved_bytes(width, keys_per_token=keys_per_token, adapters=recipe.model.lora_rank > 0)
+    if recipe.model.gradient_checkpointing:
+        return math.ceil(tokens * (width * shape.layers * shape.hidden + block))
+    return math.ceil(tokens * shape.layers * block)
+
+
+def _logits(stage: Stage, shape: ModelShape, *, trains_head: bool) -> int:
+    """Three float32 numbers for each logit of a chunk (logits, probabilities, product), and the head's gradient."""
+    longest = stage.rollout.max_prompt_tokens + stage.rollout.max_new_tokens
+    chunk = min(LOGIT_CHUNK, max(stage.optimizer.micro_batch_tokens, longest))
+    return 12 * chunk * shape.vocab + (4 * shape.vocab * shape.hidden if trains_head else 0)
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values; every stage carries `peak_bytes`."""
+    out = asdict(plan)
+    for stage, values in zip(plan.stages, out["stages"], strict=True):
+        values["peak_bytes"] = stage.peak_bytes
+    return out
+
+
+def render(plan: Plan) -> str:
+    """The plan for people."""
+    size = f"{plan.shape.parameters / 1e6:,.0f} million weights, {plan.dtype}" if plan.shape else "shape not known"
+    problems = "not known; give --problems N" if plan.num_problems is None else f"{plan.num_problems:,}"
+    lines = [f"model              {plan.model}: {size}", f"training problems  {problems}", *plan.notes]
+    for stage in plan.stages:
+        lines += ["", *_stage_lines(stage)]
+    return "\n".join(lines)
+
+
+def _stage_lines(stage: StagePlan) -> list[str]:
+    epoch = f"; {stage.updates_per_epoch:,} updates/epoch, {stage.epochs:.3g} epochs" if stage.updates_per_epoch else ""
+    lines = [f"stage {stage.name}: {stage.method}, {stage.steps:,} steps"]
+    if stage.method == "grpo":
+        shares = ", ".join(f"{share:.0%} at p = {p}" for p, share in stage.informative_share.items())
+        lines += [
+            f"  each update      {stage.prompts_per_update} prompts/update, {stage.completions_per_update} completions",
+            f"  sampled          at most {stage.tokens_per_update:,} tokens for each batch",
+            f"  informative      {shares} (p: how often an answer is right)",
+        ]
+    else:
+        lines.append(f"  each update      {stage.prompts_per_update} examples/update")
+    lines.append(f"  updates          {stage.optimizer_updates:,}{epoch}")
+    if stage.peak_bytes is None:
+        lines.append("  memory           not known without the model's shape")
+    else:
+        lines.append(f"  memory           about {_gib(stage.peak_bytes)} at the peak (estimate)")
+        lines += [f"    {_gib(term.bytes):>10}  {term.name} ({term.phase})" for term in stage.memory]
+    unknown = f"unknown; run `peerwise train RECIPE --stage.{stage.name}.steps 1`, then plan with --timed RUN"
+    known = "" if stage.seconds is None else f"about {_duration(stage.seconds)}, evaluations not counted"
+    return [*lines, f"  time             {known or unknown}"]
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

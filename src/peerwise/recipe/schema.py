@@ -1,0 +1,229 @@
+"""The settings of a run: one model per section, a docstring under every field (meaning, unit, what None does).
+
+A recipe holds the sections `run`, `model`, `task`, `more_tasks`, `evaluation` once, and the sections `rollout`,
+`algorithm`, `optimizer`, `sft` as defaults for its stages. `[stage.NAME]` names a stage, in the order they run;
+whatever it sets in one of those four sections overrides the default for that stage alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Base of every section: an unknown key is an error and values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Run(Section):
+    """What concerns the run as a whole."""
+
+    out: str | None = None
+    """Folder the run writes to; None takes runs/<recipe name>. A folder that holds a run is never overwritten."""
+    seed: int = 0
+    """Seeds problem order, sampling and adapter initialisation. The same recipe and seed draw the same samples."""
+    samples_every: int = Field(20, ge=0)
+    """Show a few sampled answers every this many steps; 0 never does."""
+    checkpoint_every: int = Field(50, ge=0)
+    """Save a checkpoint every this many steps, besides the one at the end of each stage; 0 saves only those."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """How many of the latest step checkpoints stay on disk; the last one of each stage always stays."""
+    max_bad_steps: int = Field(3, ge=1)
+    """Stop after this many steps in a row with a non-finite loss or gradient. Each such batch is saved."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads torch may use; None leaves torch's own choice."""
+
+
+class Model(Section):
+    """The model to train."""
+
+    path: str = "smollm2-135m-instruct"
+    """A local folder, a Hugging Face hub name, or the embedded model 'smollm2-135m-instruct'."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub; None takes its default branch."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute precision. 'auto' is bfloat16 where the processor multiplies it natively, float32 elsewhere.
+    With bfloat16 the optimizer keeps float32 master weights and moments."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model lives; 'auto' takes a GPU when there is one."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for models whose code you have read."""
+    lora_rank: int = Field(0, ge=0)
+    """Rank of LoRA adapters on every linear layer of the decoder; 0 trains all weights."""
+    lora_alpha: float | None = Field(None, gt=0)
+    """LoRA scale numerator; None takes twice the rank."""
+    gradient_checkpointing: bool = False
+    """Recompute each decoder block in the backward pass: less memory, about a third more compute."""
+
+
+class Task(Section):
+    """Where problems come from, how they are asked and how answers are judged."""
+
+    name: str = "arithmetic"
+    """A task by name: arithmetic, gsm8k, math, files, or reasoning-gym."""
+    path: str | None = None
+    """Local file or folder with the data; None generates it or loads it from the hub."""
+    split: str = "train"
+    """Split that is trained on."""
+    eval_split: str | None = None
+    """Split that is evaluated on; None takes the task's own test split, or problems held out of `split`."""
+    template: str = "boxed"
+    """How a problem is asked: boxed, boxed-zh, answer-zh, lines, plain."""
+    reward: str = "correctness"
+    """How an answer is judged: correctness, graded, parts, or your own as path/to/file.py:function."""
+    reward_weights: dict[str, float] = Field(default_factory=dict)
+    """For reward = 'parts': weight of each part by name (correct, format, steps)."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """For files: which column holds `prompt`, `answer` and `solution`, where they are named differently."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """For generated problems: the generator's parameters (for reasoning-gym also `dataset`, its name)."""
+    limit: int | None = Field(None, ge=1)
+    """Use only the first this many training problems; None uses all."""
+    weight: float = Field(1.0, gt=0)
+    """Share of this task's problems in the mixture, relative to the other tasks."""
+
+
+class Rollout(Section):
+    """How answers are sampled for training."""
+
+    engine: Literal["native", "transformers"] = "native"
+    """'native' computes each prompt once per group; 'transformers' is model.generate, the slow reference."""
+    problems: int = Field(8, ge=1)
+    """Problems per step."""
+    group_size: int = 8
+    """Answers sampled for each problem; at least 2, since a group is compared with itself."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Longest answer, in tokens. Longer ones are cut off and marked as such."""
+    max_prompt_tokens: int = Field(1024, ge=1)
+    """Problems with a longer prompt are left out when loading, and counted."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; the trainer's log-probs use the same one. Training needs more than 0."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling. Training needs 1: a truncated distribution would bias the ratio."""
+    top_k: int = Field(0, ge=0)
+    """Sample among this many likeliest tokens; 0 is no limit. Training needs 0."""
+    stop: list[str] = Field(default_factory=list)
+    """Texts that end an answer as soon as it contains one."""
+    max_branches: int = Field(64, ge=1)
+    """Answers that are decoded side by side; others wait for a free place."""
+
+
+class Algorithm(Section):
+    """The update: a preset and what departs from it. None takes the preset's value."""
+
+    preset: str = "grpo"
+    """A named method: grpo or dr_grpo."""
+    scale: Literal["group", "none"] | None = None
+    """What the centred reward is divided by: the group's standard deviation, or nothing."""
+    aggregation: Literal["token", "sequence", "fixed"] | None = None
+    """Mean over all tokens, mean over sequences of their token means, or sum over a fixed length."""
+    clip_low: float | None = Field(None, gt=0, lt=1)
+    """The ratio is not followed below 1 - clip_low."""
+    clip_high: float | None = Field(None, gt=0)
+    """The ratio is not followed above 1 + clip_high."""
+    kl_coefficient: float | None = Field(None, ge=0)
+    """Weight of the k3 divergence to the frozen reference; 0 loads no reference at all."""
+    updates_per_batch: int = Field(1, ge=1, le=16)
+    """Passes over each sampled batch. Above 1 the ratio to the sampling policy departs from 1 and is clipped."""
+
+
+class Optimizer(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak rate. Full GRPO training of a small model lives near 1e-5, LoRA about ten times above."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(0.99, ge=0, lt=1)
+    """Decay of the second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the denominator."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps over which the rate rises linearly from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls after warm-up, over the stage's remaining steps."""
+    final_fraction: float = Field(0.0, ge=0, le=1)
+    """Share of the peak rate left at the end of a falling schedule."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The gradient is scaled down to this global norm when it is larger."""
+    micro_batch_tokens: int = Field(4096, ge=16)
+    """Token budget of one forward and backward, prompts included. Changes memory and speed, never the gradient."""
+
+
+class Sft(Section):
+    """Supervised fine-tuning on worked solutions."""
+
+    batch_size: int = Field(16, ge=1)
+    """Examples per step."""
+    examples: int | None = Field(None, ge=1)
+    """Use this many training problems, the first in the run's order; None uses all that have a solution."""
+
+
+class Evaluation(Section):
+    """Measuring on problems that are never trained on."""
+
+    every: int = Field(50, ge=0)
+    """Evaluate every this many steps, besides before the first stage and after each; 0 only does those."""
+    problems: int | None = Field(256, ge=1)
+    """How many held-out problems; None takes the whole split. Generated tasks make this many (256 for None)."""
+    samples: int = Field(1, ge=1)
+    """Answers per problem; above 1 also reports pass@k and maj@k and needs a temperature."""
+    temperature: float = Field(0.0, ge=0)
+    """0 is greedy."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Longest answer; None takes the rollout's."""
+
+
+class Stage(Section):
+    """One stage of training. Its sections are complete: the recipe's defaults with this stage's settings on top."""
+
+    method: Literal["sft", "grpo"]
+    """sft learns from worked solutions; grpo from rewards."""
+    steps: int = Field(100, ge=1)
+    """Optimizer steps (sft) or batches of rollouts (grpo)."""
+    rollout: Rollout = Rollout()
+    """Sampling in this stage."""
+    algorithm: Algorithm = Algorithm()
+    """The update in this stage."""
+    optimizer: Optimizer = Optimizer()
+    """Optimizer and schedule of this stage; both start afresh with it."""
+    sft: Sft = Sft()
+    """For method = 'sft'."""
+
+
+class Recipe(Section):
+    """A whole run, resolved: nothing is left to merge."""
+
+    run: Run = Run()
+    """What concerns the run as a whole."""
+    model: Model = Model()
+    """The model to train."""
+    task: Task = Task()
+    """Where problems come from."""
+    more_tasks: list[Task] = Field(default_factory=list)
+    """Further tasks, mixed in by weight, each with its own template, reward and held-out problems."""
+    evaluation: Evaluation = Evaluation()
+    """Measuring on problems that are never trained on."""
+    rollout: Rollout = Rollout()
+    """Sampling, unless a stage says otherwise."""
+    algorithm: Algorithm = Algorithm()
+    """The update, unless a stage says otherwise."""
+    optimizer: Optimizer = Optimizer()
+    """Optimizer and schedule, unless a stage says otherwise."""
+    sft: Sft = Sft()
+    """Supervised fine-tuning, unless a stage says otherwise."""
+    stage: dict[str, Stage] = Field(default_factory=lambda: {"grpo": Stage(method="grpo")})
+    """The stages by name, in the order they run."""
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Every task of the mixture."""
+        return [self.task, *self.more_tasks]
+
+
+STAGE_SECTIONS = ("rollout", "algorithm", "optimizer", "sft")

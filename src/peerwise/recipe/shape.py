@@ -1,0 +1,79 @@
+"""The sizes of a decoder that memory depends on, and those of a few common models, known without a hub.
+
+Counts weights and bytes of a token; knows nothing of recipes or of how a model is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder with grouped key/value heads and a gated MLP (Llama, Qwen, Mistral, SmolLM2 and their like).
+
+    Example:
+        SHAPES["smollm2-135m-instruct"].parameters  # 134_515_008
+    """
+
+    parameters: int
+    """All weights, a tied embedding counted once."""
+    hidden: int
+    layers: int
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    intermediate: int
+    """Width of the MLP."""
+    context: int
+    """Longest prompt plus answer, in tokens."""
+    tied: bool
+    """Whether the output layer is the embedding."""
+
+    def cached_elements(self) -> int:
+        """Numbers in the key/value cache for each token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def lora_parameters(self, rank: int) -> int:
+        """Weights of adapters on the seven linear layers of every block: rank * (inputs + outputs) each."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 2 * (self.hidden + query) + 2 * (self.hidden + key)
+        return rank * self.layers * (attention + 3 * (self.hidden + self.intermediate))
+
+    def saved_bytes(self, width: int, *, keys_per_token: float, adapters: bool) -> float:
+        """Bytes one block keeps for the backward pass, per token, when a number of the compute dtype takes `width`.
+
+        Norms: each the float32 input, the normalised values and the output. Attention: queries, output, packed
+        output, and keys and values, `keys_per_token` times since each answer's row holds its prompt's too. MLP: four
+        times its width. Below float32, adapters keep a float32 copy of what each of the seven linear layers reads.
+        """
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        norms = 2 * (4 + 2 * width) * self.hidden
+        rest = width * (3 * query + 2 * key * keys_per_token + 4 * self.intermediate)
+        copies = 4 * (5 * self.hidden + query + self.intermediate) if adapters and width < 4 else 0
+        return norms + rest + copies
+
+
+_FIELDS = tuple(field.name for field in fields(ModelShape))
+
+_SMOLLM2_135M = (134_515_008, 576, 30, 9, 3, 64, 49_152, 1_536, 8_192, True)
+
+# In the order of ModelShape's fields, from the models' published configurations.
+_TABLE: dict[str, tuple[int | bool, ...]] = {
+    "smollm2-135m-instruct": _SMOLLM2_135M,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": _SMOLLM2_135M,
+    "HuggingFaceTB/SmolLM2-360M-Instruct": (361_821_120, 960, 32, 15, 5, 64, 49_152, 2_560, 8_192, True),
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": (1_711_376_384, 2_048, 24, 32, 32, 64, 49_152, 8_192, 8_192, True),
+    "Qwen/Qwen2.5-0.5B-Instruct": (494_032_768, 896, 24, 14, 2, 64, 151_936, 4_864, 32_768, True),
+    "Qwen/Qwen2.5-1.5B-Instruct": (1_543_714_304, 1_536, 28, 12, 2, 128, 151_936, 8_960, 32_768, True),
+    "Qwen/Qwen2.5-3B-Instruct": (3_085_938_688, 2_048, 36, 16, 2, 128, 151_936, 11_008, 32_768, True),
+    "Qwen/Qwen2.5-7B-Instruct": (7_615_616_512, 3_584, 28, 28, 4, 128, 152_064, 18_944, 32_768, False),
+}
+
+SHAPES: dict[str, ModelShape] = {
+    name: ModelShape(**dict(zip(_FIELDS, row, strict=True)))  # type: ignore[arg-type]
+    for name, row in _TABLE.items()
+}
+"""Models whose shape is known without asking a hub, by the name a recipe gives."""

@@ -1,0 +1,148 @@
+"""Text to an exact number: integers, decimals, fractions, percent, units, full width, Chinese numerals.
+
+Reads what a person would call one number, perhaps with a unit; anything else (1,2 or 7x or 1:30) is None. Never
+evaluates an expression and never rounds. Linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from peerwise.rewards import chinese
+from peerwise.rewards.plain import plain
+from peerwise.rewards.units import CURRENCIES, canonical_unit
+
+LONGEST = 400
+"""Characters beyond which text is not one number; also keeps integers far from Python's digit limit."""
+LARGEST_EXPONENT = 400
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+_DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
+_DECIMAL_PATTERN = re.compile(rf"{_DECIMAL}(?:[eE][+-]?\d{{1,4}})?")
+_SCIENTIFIC = re.compile(rf"({_DECIMAL}) ?(?:\\times|\\cdot|[*×·]) ?10\^\{{?([+-]?\d{{1,4}})\}}?")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{(\d+)\}")
+_LATEX_FRACTION = re.compile(r"(\d+)?\\frac(?:\{(-?\d+(?:\.\d+)?)\}|(\d))(?:\{(\d+(?:\.\d+)?)\}|(\d))")
+_SLASH = re.compile(rf"(?:(\d+) )?({_DECIMAL})/({_DECIMAL})")
+_HEAD = re.compile(
+    r"(?:"
+    r"\d+ \d+/\d+"
+    r"|\d*\\frac(?:\{-?[\d.]+\}|\d)(?:\{[\d.]+\}|\d)"
+    r"|\d*\.\d*\\overline\{\d+\}"
+    rf"|{_DECIMAL} ?(?:\\times|\\cdot|[*×·]) ?10\^(?:\{{[+-]?\d+\}}|[+-]?\d+)"
+    rf"|{_DECIMAL}/{_DECIMAL}"
+    rf"|{_DECIMAL}(?:[eE][+-]?\d+)?"
+    r")"
+)
+_MULTIPLIERS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number, whether it was written as a percentage, and its unit ("" when none was given).
+
+    Example:
+        read("35 %") == Quantity(Fraction(35, 100), True, "")
+    """
+
+    value: Fraction
+    percent: bool
+    unit: str
+
+
+def parse(text: str) -> Fraction | None:
+    """The number that `text` is, percent as hundredths and units left out; None when it is not one number."""
+    quantity = read(text)
+    return None if quantity is None else quantity.value
+
+
+def read(text: str) -> Quantity | None:
+    """The number that `text` is together with its unit; None when it is not one number."""
+    if len(text) > LONGEST:
+        return None
+    text = plain(text)
+    sign, text = _sign(text)
+    text, currency = _currency(text)
+    if not sign:
+        sign, text = _sign(text)
+    value, rest = _split_value(text)
+    if value is None:
+        return None
+    percent = text.startswith("百分之")
+    value = -value if sign == "-" else value
+    adjacent, rest = not rest.startswith(" "), rest.strip()
+    word, _, tail = rest.partition(" ")
+    if word.casefold() in _MULTIPLIERS:
+        value, rest = value * _MULTIPLIERS[word.casefold()], tail
+    if rest.casefold() in ("%", "\\%", "percent", "per cent", "pct"):
+        return Quantity(value / 100, True, "")
+    unit = canonical_unit(rest, adjacent=adjacent)
+    return None if unit is None else Quantity(value, percent, unit or currency)
+
+
+def _sign(text: str) -> tuple[str, str]:
+    return (text[0], text[1:].lstrip()) if text[:1] in ("+", "-") else ("", text)
+
+
+def _currency(text: str) -> tuple[str, str]:
+    for mark, unit in CURRENCIES.items():
+        if text.startswith(mark):
+            return text[len(mark) :].lstrip(), unit
+    return text, ""
+
+
+def _split_value(text: str) -> tuple[Fraction | None, str]:
+    """The number that `text` starts with and what follows it."""
+    spoken = chinese.leading_number(text)
+    if spoken is not None:
+        return spoken
+    bare = text.replace("(", "").replace(")", "")
+    if text != bare and re.fullmatch(r"\(*-?\d+\)*/\(*\d+\)*|\(-?[\d.,]+\)", text):
+        sign, bare = _sign(bare)
+        value, rest = _split_value(bare)
+        return (-value if value is not None and sign == "-" else value), rest
+    head = _HEAD.match(text)
+    if head is None:
+        return None, text
+    return _value(head.group()), text[head.end() :]
+
+
+def _value(text: str) -> Fraction | None:
+    """The value of text that is exactly one unsigned number without a unit."""
+    if match := _DECIMAL_PATTERN.fullmatch(text):
+        return _decimal(text)
+    if match := _SLASH.fullmatch(text):
+        whole, top, bottom = match.groups()
+        return _mixed(whole, _decimal(top), _decimal(bottom))
+    if match := _LATEX_FRACTION.fullmatch(text):
+        whole, top, top_digit, bottom, bottom_digit = match.groups()
+        return _mixed(whole, Fraction(top or top_digit), Fraction(bottom or bottom_digit))
+    if match := _SCIENTIFIC.fullmatch(text):
+        return _scaled(_decimal(match[1]), int(match[2]))
+    if match := _REPEATING.fullmatch(text):
+        return _repeating(match[1], match[2], match[3])
+    return None
+
+
+def _decimal(text: str) -> Fraction | None:
+    mantissa, _, exponent = text.replace(",", "").lower().partition("e")
+    return _scaled(Fraction(mantissa.removesuffix(".")), int(exponent or 0))
+
+
+def _scaled(value: Fraction | None, exponent: int) -> Fraction | None:
+    if value is None or abs(exponent) > LARGEST_EXPONENT:
+        return None
+    return value * Fraction(10) ** exponent
+
+
+def _mixed(whole: str | None, top: Fraction | None, bottom: Fraction | None) -> Fraction | None:
+    if top is None or not bottom or (whole and top < 0):
+        return None
+    return int(whole or 0) + top / bottom
+
+
+def _repeating(whole: str, head: str, cycle: str) -> Fraction:
+    """0.1(6) = (16 - 1) / 90: all digits less those before the cycle, over nines and zeros."""
+    digits, before = int((whole or "0") + head + cycle), int((whole or "0") + head)
+    return Fraction(digits - before, (10 ** len(cycle) - 1) * 10 ** len(head))

@@ -1,0 +1,1 @@
+"""From prompts to completions with log-probs. Knows no reward, no task and no training loop."""

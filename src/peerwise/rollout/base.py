@@ -1,0 +1,73 @@
+"""What every generator promises: requests in, completions out, each sample a function of its key alone.
+
+A generator knows nothing of rewards, tasks or training. It returns ids as they were drawn, with the log-probs of
+the distribution they were drawn from, and decides "stop" or "length" by those ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peerwise.records import Completion, Finish
+
+Progress = Callable[[int, int], None]
+"""Called with (answers finished, answers in all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to draw. temperature 0 is greedy; top_k 0 and top_p 1 do not truncate; `stop` texts end an answer."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A prompt and one key for each answer that is wanted of it.
+
+    Example:
+        Request(prompt_ids=(1, 42, 7), keys=tuple(sample_key(0, step, problem.id, i) for i in range(8)))
+    """
+
+    prompt_ids: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+class Generator(Protocol):
+    """Draws answers to prompts."""
+
+    def generate(
+        self, requests: Sequence[Request], params: SamplingParams, progress: Progress | None = None
+    ) -> list[tuple[Completion, ...]]:
+        """One tuple of completions for each request, one completion for each of its keys, in their order."""
+        ...
+
+
+def sample_key(seed: int, step: int, problem_id: str, index: int) -> int:
+    """The 128-bit key of one sample: the same four things draw the same sample, whatever runs beside it."""
+    digest = hashlib.blake2b(f"{seed}\x1f{step}\x1f{problem_id}\x1f{index}".encode(), digest_size=16)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def uniforms(key: int, count: int) -> NDArray[np.float64]:
+    """[count] numbers in [0, 1) of a counter-based generator: the t-th decides the t-th token."""
+    return np.random.Generator(np.random.Philox(key=key)).random(count)
+
+
+def completion(
+    token_ids: Sequence[int], logprobs: Sequence[float], finish: Finish, decode: Callable[[Sequence[int]], str]
+) -> Completion:
+    """A Completion from what was drawn; `decode` leaves special tokens out of the text."""
+    return Completion(
+        token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish, text=decode(token_ids)
+    )

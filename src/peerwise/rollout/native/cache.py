@@ -1,0 +1,90 @@
+"""Keys and values: one copy of each prompt for its whole group, and each answer's own behind it.
+
+The layers tell their shapes by what they write, so nothing here depends on an architecture. Room for answers grows
+by doubling up to the longest answer allowed; nothing is concatenated while decoding.
+
+Shapes: g groups, n branches, K key/value heads, P longest prompt, T room for answer tokens, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from peerwise.rollout.native.scheduler import Moves
+
+FIRST_ROOM = 64
+
+
+class Store:
+    """Keys and values of one kind (prompts or answers) for every layer: k, v [places, K, room, D]."""
+
+    def __init__(self, places: int, room: int) -> None:
+        self.places, self.room = places, room
+        self.k: dict[int, Tensor] = {}
+        self.v: dict[int, Tensor] = {}
+
+    def layer(self, layer: int, like_k: Tensor, like_v: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's tensors, made on first use after `like_k` [.., K, .., D]."""
+        if layer not in self.k:
+            for store, like in ((self.k, like_k), (self.v, like_v)):
+                # Zeros, because masked places still enter a product with weight 0, and 0 * NaN is NaN.
+                store[layer] = like.new_zeros(self.places, like.shape[1], self.room, like.shape[3])
+        return self.k[layer], self.v[layer]
+
+    def move(self, moves: Moves, used: int) -> None:
+        """Copy the first `used` tokens of some places to others."""
+        if not moves:
+            return
+        sources, targets = (list(column) for column in zip(*moves, strict=True))
+        for store in (self.k, self.v):
+            for tensor in store.values():
+                tensor[targets, :, :used] = tensor[sources, :, :used]
+
+    def grow(self, room: int, keep: int) -> None:
+        """Make room for `room` tokens in each place, keeping the contents of the first `keep` places."""
+        for store in (self.k, self.v):
+            for layer, old in store.items():
+                new = old.new_zeros(old.shape[0], old.shape[1], room, old.shape[3])
+                new[:keep, :, : self.room] = old[:keep]
+                store[layer] = new
+        self.room = room
+
+
+class Cache:
+    """The prompts of the groups in use and the answers of the branches in use."""
+
+    def __init__(self, *, groups: int, branches: int, longest_prompt: int, max_new_tokens: int) -> None:
+        self.prompts = Store(groups, longest_prompt)
+        self.answers = Store(branches, min(FIRST_ROOM, max_new_tokens))
+        self.prompt_lengths: list[int] = []
+        self.max_new_tokens = max_new_tokens
+
+    def make_room(self, tokens: int, branches: int) -> None:
+        """Have room for `tokens` answer tokens, keeping what the first `branches` slots hold."""
+        if tokens > self.answers.room:
+            self.answers.grow(min(max(tokens, 2 * self.answers.room), self.max_new_tokens), branches)
+
+    def retire(self, slot_moves: Moves, group_moves: Moves, groups_left: int, used: int) -> None:
+        """Follow the scheduler after branches have ended."""
+        self.answers.move(slot_moves, used)
+        self.prompts.move(group_moves, max(self.prompt_lengths, default=0))
+        for source, target in group_moves:
+            self.prompt_lengths[target] = self.prompt_lengths[source]
+        del self.prompt_lengths[groups_left:]
+
+
+def write_prompt(store: Store, layer: int, place: int, k: Tensor, v: Tensor) -> None:
+    """Keep a prompt's keys and values: k, v [1, K, P, D]."""
+    store_k, store_v = store.layer(layer, k, v)
+    store_k[place, :, : k.shape[2]] = k[0]
+    store_v[place, :, : v.shape[2]] = v[0]
+
+
+def write_tokens(store: Store, layer: int, at: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Append one token to each of the first n places, at its own position: k, v [1, K, n, D], at [n]."""
+    store_k, store_v = store.layer(layer, k, v)
+    slots = torch.arange(k.shape[2], device=k.device)
+    store_k[slots, :, at] = k[0].transpose(0, 1)
+    store_v[slots, :, at] = v[0].transpose(0, 1)
+    return store_k, store_v

@@ -1,0 +1,202 @@
+"""The loop of the native engine: admit waiting answers, compute one token for each, draw, retire those that end.
+
+It works on the very module that is being trained: there is no second copy of the weights and nothing to bring up
+to date. It knows token ids, not problems or rewards; `decode` is the only thing it knows of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from peerwise.errors import ModelError
+from peerwise.models.attention import NAME, use_attention
+from peerwise.models.forward import head_of, hidden_states
+from peerwise.records import Completion
+from peerwise.rollout.base import Generator, Progress, Request, SamplingParams, completion, uniforms
+from peerwise.rollout.native.attention import DecodePlan, PrefillPlan
+from peerwise.rollout.native.cache import Cache
+from peerwise.rollout.native.sampler import draw
+from peerwise.rollout.native.scheduler import Branch, Scheduler
+
+
+class NativeEngine(Generator):
+    """Continuous batching with shared prompts, for any decoder-only Hugging Face model.
+
+    Args:
+        model: a causal model; it may be training, its mode is restored.
+        decode: ids -> text without special tokens.
+        end_ids: every id that ends an answer.
+        max_branches: answers decoded side by side.
+        prefill_tokens: prompt tokens computed in one forward call.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        decode: Callable[[Sequence[int]], str],
+        end_ids: frozenset[int],
+        max_branches: int = 64,
+        prefill_tokens: int = 4096,
+    ) -> None:
+        self.model, self.decode, self.end_ids = model, decode, end_ids
+        self.max_branches, self.prefill_tokens = max_branches, prefill_tokens
+
+    def generate(
+        self, requests: Sequence[Request], params: SamplingParams, progress: Progress | None = None
+    ) -> list[tuple[Completion, ...]]:
+        """Draw every answer of every request.
+
+        Raises:
+            ModelError: a prompt is empty, or prompt and answer do not fit the model's context.
+        """
+        self._check(requests, params)
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode(), use_attention(self.model, NAME):
+                return _Generation(self, requests, params, progress).run()
+        finally:
+            self.model.train(training)
+
+    def _check(self, requests: Sequence[Request], params: SamplingParams) -> None:
+        context = getattr(self.model.config, "max_position_embeddings", None)
+        longest = max((len(request.prompt_ids) for request in requests), default=0)
+        if any(not request.prompt_ids for request in requests):
+            raise ModelError("a prompt has no tokens; there is nothing to continue")
+        if context and longest + params.max_new_tokens > context:
+            raise ModelError(
+                f"a prompt of {longest} tokens and {params.max_new_tokens} new ones do not fit the model's context "
+                f"of {context}; lower max_new_tokens or max_prompt_tokens"
+            )
+
+
+class _Generation:
+    """The state of one call of `generate`."""
+
+    def __init__(
+        self, engine: NativeEngine, requests: Sequence[Request], params: SamplingParams, progress: Progress | None
+    ) -> None:
+        self.engine, self.requests, self.params, self.progress = engine, requests, params, progress
+        self.model = engine.model
+        self.head = head_of(engine.model)
+        self.scheduler = Scheduler([len(r.keys) for r in requests], engine.max_branches)
+        total = sum(len(r.keys) for r in requests)
+        branches = min(engine.max_branches, total)
+        self.cache = Cache(
+            groups=min(branches, len(requests)),
+            branches=branches,
+            longest_prompt=max((len(r.prompt_ids) for r in requests), default=0),
+            max_new_tokens=params.max_new_tokens,
+        )
+        self.results: list[list[Completion | None]] = [[None] * len(r.keys) for r in requests]
+        self.first: dict[int, Tensor] = {}  # request -> hidden state that predicts its answers' first token
+        self.uniforms = np.empty((branches, params.max_new_tokens))
+        self.total = total
+
+    def run(self) -> list[tuple[Completion, ...]]:
+        """Until no answer is left."""
+        done = 0
+        scheduler = self.scheduler
+        while scheduler.waiting or scheduler.active:
+            hidden = [self._decode()] if scheduler.active else []
+            hidden += self._admit()
+            self._draw(torch.cat(hidden))
+            done += self._retire()
+            if self.progress is not None:
+                self.progress(done, self.total)
+        return [tuple(row) for row in self.results]  # type: ignore[arg-type]
+
+    def _admit(self) -> list[Tensor]:
+        """Fill free slots; the hidden states that predict the new branches' first tokens."""
+        start = len(self.scheduler.active)
+        new_requests, new_branches = self.scheduler.admit()
+        for batch in _by_tokens(new_requests, [len(r.prompt_ids) for r in self.requests], self.engine.prefill_tokens):
+            self._prefill(batch)
+        for slot, branch in enumerate(new_branches, start):
+            key = self.requests[branch.request].keys[branch.sample]
+            if self.params.temperature > 0:
+                self.uniforms[slot] = uniforms(key, self.params.max_new_tokens)
+        return [torch.stack([self.first[b.request] for b in new_branches])] if new_branches else []
+
+    def _prefill(self, batch: Sequence[int]) -> None:
+        """Compute some prompts in one row and keep them in the cache."""
+        device = self.model.device
+        prompts = [self.requests[request].prompt_ids for request in batch]
+        places = [self.scheduler.groups.index(request) for request in batch]
+        lengths = [len(prompt) for prompt in prompts]
+        self.cache.prompt_lengths += lengths
+        ids = torch.tensor([token for prompt in prompts for token in prompt], device=device)
+        positions = torch.tensor([i for length in lengths for i in range(length)], device=device)
+        hidden = hidden_states(self.model, ids, positions, PrefillPlan(prompts, places, self.cache, device))
+        for request, last in zip(batch, np.cumsum(lengths) - 1, strict=True):
+            self.first[request] = hidden[int(last)].clone()
+
+    def _decode(self) -> Tensor:
+        """[n, hidden]: run the last token of every active branch through the model."""
+        active = self.scheduler.active
+        lengths = [len(branch.token_ids) - 1 for branch in active]
+        self.cache.make_room(max(lengths) + 1, len(active))
+        plan = DecodePlan([branch.group for branch in active], lengths, self.cache, self.model.device)
+        ids = torch.tensor([branch.token_ids[-1] for branch in active], device=self.model.device)
+        return hidden_states(self.model, ids, plan.positions, plan)
+
+    def _draw(self, hidden: Tensor) -> None:
+        """Append one token to every active branch and say which of them end."""
+        active, params = self.scheduler.active, self.params
+        steps = [len(branch.token_ids) for branch in active]
+        points = torch.from_numpy(self.uniforms[np.arange(len(active)), steps]).to(hidden.device)
+        tokens, logprobs = draw(
+            self.head.logits(hidden),
+            points,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+        )
+        for branch, token, logprob in zip(active, tokens.tolist(), logprobs.tolist(), strict=True):
+            branch.token_ids.append(token)
+            branch.logprobs.append(logprob)
+            if token in self.engine.end_ids or self._stopped(branch):
+                branch.finish = "stop"
+            elif len(branch.token_ids) >= params.max_new_tokens:
+                branch.finish = "length"
+
+    def _stopped(self, branch: Branch) -> bool:
+        """Whether a stop text has just appeared; a token adds at least one character, so the tail is enough."""
+        if not self.params.stop:
+            return False
+        tail = self.engine.decode(branch.token_ids[-(max(map(len, self.params.stop)) + 4) :])
+        return any(stop in tail for stop in self.params.stop)
+
+    def _retire(self) -> int:
+        """Hand over finished answers and close the gaps they leave; returns how many."""
+        used = max((len(branch.token_ids) for branch in self.scheduler.active), default=0)
+        finished, slot_moves, group_moves = self.scheduler.retire()
+        if not finished:
+            return 0
+        self.cache.retire(slot_moves, group_moves, len(self.scheduler.groups), min(used, self.cache.answers.room))
+        for source, target in slot_moves:
+            self.uniforms[target] = self.uniforms[source]
+        for branch in finished:
+            assert branch.finish is not None
+            answer = completion(branch.token_ids, branch.logprobs, branch.finish, self.engine.decode)
+            self.results[branch.request][branch.sample] = answer
+        return len(finished)
+
+
+def _by_tokens(requests: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Requests in batches of at most `budget` prompt tokens; a longer prompt is a batch of its own."""
+    batches: list[list[int]] = []
+    room = 0
+    for request in requests:
+        if not batches or lengths[request] > room:
+            batches.append([])
+            room = budget
+        batches[-1].append(request)
+        room -= lengths[request]
+    return batches

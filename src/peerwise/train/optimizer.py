@@ -1,0 +1,103 @@
+"""AdamW on float32 master weights, whatever the model computes in.
+
+At a rate of 1e-5 most updates are smaller than bfloat16 can tell apart from nothing, so a bfloat16 model keeps a
+float32 copy that the optimizer moves; the model gets the rounded value. Gradients of micro-batches are summed in
+float32 as well. A float32 parameter is its own master.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class MasterWeights:
+    """The trainable parameters of a model by name, each with a float32 master that the optimizer owns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.masters = {
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for name, p in self.parameters.items()
+        }
+
+    def collect(self) -> None:
+        """Move the model's gradients onto the masters, adding to what is there. Call after each backward."""
+        for name, p in self.parameters.items():
+            master = self.masters[name]
+            if master is p or p.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = p.grad.float()
+            else:
+                master.grad += p.grad
+            p.grad = None
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Give the model the masters' values, rounded to its dtype."""
+        for name, p in self.parameters.items():
+            if self.masters[name] is not p:
+                p.copy_(self.masters[name])
+
+    @torch.no_grad()
+    def load(self, values: dict[str, Tensor]) -> None:
+        """Set masters and model from float32 values by name."""
+        for name, master in self.masters.items():
+            master.copy_(values[name])
+        self.publish()
+
+
+class Optimizer:
+    """AdamW over the masters, with clipping by global norm. Weight decay is for matrices only."""
+
+    def __init__(
+        self, weights: MasterWeights, *, betas: tuple[float, float], eps: float, weight_decay: float, max_norm: float
+    ) -> None:
+        self.weights, self.max_norm = weights, max_norm
+        self.names = list(weights.masters)
+        masters = list(weights.masters.values())
+        groups = [
+            {"params": [p for p in masters if p.dim() >= 2], "weight_decay": weight_decay},
+            {"params": [p for p in masters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=eps, fused=True)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for p in (*self.weights.masters.values(), *self.weights.parameters.values()):
+            p.grad = None
+
+    def step(self, learning_rate: float) -> float:
+        """Clip, move the masters, publish. Returns the gradient's norm before clipping.
+
+        A norm that is not finite moves nothing: the caller sees it in the returned value.
+        """
+        # A parameter that no token reached still takes part: its moments must decay as in any other step.
+        for master in self.weights.masters.values():
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        norm = torch.nn.utils.clip_grad_norm_(list(self.weights.masters.values()), self.max_norm)
+        if torch.isfinite(norm):
+            for group in self.adam.param_groups:
+                group["lr"] = learning_rate
+            self.adam.step()
+            self.weights.publish()
+        self.zero_grad()
+        return float(norm)
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and step counts by parameter name, for a checkpoint."""
+        return {
+            f"{name}/{key}": value
+            for name in self.names
+            for key, value in self.adam.state.get(self.weights.masters[name], {}).items()
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Undo `state`."""
+        for name in self.names:
+            prefix = f"{name}/"
+            found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+            if found:
+                self.adam.state[self.weights.masters[name]] = found
