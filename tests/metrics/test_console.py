@@ -33,6 +33,19 @@ def a_group(*texts: str, question: str = "6 * 7 = ?", id: str = "toy/1") -> Grou
     )
 
 
+def an_example(text: str, id: str = "toy/1") -> dict[str, object]:
+    """As evaluation records carry them."""
+    return {
+        "problem": id,
+        "question": "6 * 7 = ?",
+        "gold": "42",
+        "text": text,
+        "correct": "42" in text,
+        "reward": float("42" in text),
+        "extracted": text.strip() or None,
+    }
+
+
 @pytest.fixture
 def out() -> io.StringIO:
     return io.StringIO()
@@ -181,7 +194,7 @@ def test_hostile_text_neither_drives_the_terminal_nor_poses_as_our_line(
     out = kind()
     console = Console(file=out)
     console.samples([a_group(HOSTILE, question=HOSTILE, id=HOSTILE)])
-    console.comparison([a_group(HOSTILE)], [a_group(HOSTILE)])
+    console.comparison([an_example(HOSTILE)], [an_example(HOSTILE)])
     console.warn(HOSTILE)
     console.note(HOSTILE)
     console.table([{"at": HOSTILE, "task": HOSTILE}])
@@ -216,8 +229,8 @@ def test_the_table_has_a_row_for_each_record_and_a_dash_for_what_is_missing(out:
 
 
 def test_a_comparison_sets_the_same_problem_side_by_side_in_the_order_given(out: io.StringIO) -> None:
-    before = [a_group("41", id="b"), a_group("40", id="a")]
-    after = [a_group("43", id="a"), a_group("42", id="b")]
+    before = [an_example("41", id="b"), an_example("40", id="a")]
+    after = [an_example("43", id="a"), an_example("42", id="b")]
     Console(file=out).comparison(before, after)
     lines = out.getvalue().splitlines()
     assert [line for line in lines if line.startswith("problem")] == ["problem b", "problem a"]
@@ -231,7 +244,7 @@ def test_a_comparison_sets_the_same_problem_side_by_side_in_the_order_given(out:
 
 def test_a_problem_that_was_not_answered_again_is_an_error(out: io.StringIO) -> None:
     with pytest.raises(KeyError, match="toy/1"):
-        Console(file=out).comparison([a_group("41")], [a_group("41", id="other")])
+        Console(file=out).comparison([an_example("41")], [an_example("41", id="other")])
 
 
 def test_a_warning_shows_once_and_its_count_at_the_end(out: io.StringIO) -> None:

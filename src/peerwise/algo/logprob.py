@@ -36,7 +36,8 @@ def selected_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    logprobs, entropies = _SelectedLogprobs.apply(hidden, weight, targets, bias, softcap, temperature, chunk)
+    arguments = (hidden, weight, targets, bias, softcap, temperature, chunk)
+    logprobs, entropies = _SelectedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 

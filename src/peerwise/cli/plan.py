@@ -13,9 +13,9 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from peerwise.errors import RequestError, RunFolderError
+from peerwise.cli.words import Parser, positive
+from peerwise.errors import RunFolderError
 from peerwise.metrics.write import METRICS_FILE, read_rows
 from peerwise.recipe.check import check
 from peerwise.recipe.load import load, loads
@@ -52,19 +52,8 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RequestError(message)
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number above 0")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="peerwise plan",
         usage="peerwise plan RECIPE [--section.key value ...] [--json] [--timed RUN] [--problems N]",
         description=SUMMARY,
@@ -73,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--timed", type=Path, metavar="RUN", help="take the time of a step from this run's metrics")
-    parser.add_argument("--problems", type=_positive, metavar="N", help="how many training problems there are")
+    parser.add_argument("--problems", type=positive, metavar="N", help="how many training problems there are")
     return parser
 
 

@@ -1,0 +1,1 @@
+"""Measuring a model on held-out problems: draw, judge, estimate with intervals. Never trains anything."""

@@ -108,9 +108,11 @@ class Console:
     def samples(self, groups: Sequence[Group]) -> None:
         """The first few groups: question, gold, and the answers with the highest and the lowest reward."""
         for group in groups[:SAMPLES_SHOWN]:
-            self._heading(group)
+            self._heading(group.problem.id, _question(group), group.problem.answer)
             for completion, score in _best_and_worst(group):
-                self._labelled(f"answer, reward {score.total:.3g}, {_verdict(score)}", completion.text)
+                self._labelled(
+                    f"answer, reward {score.total:.3g}, {_verdict(score.correct, score.extracted)}", completion.text
+                )
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Records of evals.jsonl side by side: accuracy with 95 % interval, mean response length, reward."""
@@ -131,16 +133,17 @@ class Console:
             self._clear()
             self._rich.print(table)
 
-    def comparison(self, before: Sequence[Group], after: Sequence[Group]) -> None:
-        """The first three problems of `before` with the first answer of each, then and now.
+    def comparison(self, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> None:
+        """The `examples` of two evaluation records side by side: the same problems, then and now.
 
         The first and not the best, so that nobody chooses. Raises KeyError for a problem that `after` lacks.
         """
-        now = {group.problem.id: group for group in after}
-        for group in before[:SAMPLES_SHOWN]:
-            self._heading(group)
-            for label, answered in (("before", group), ("after", now[group.problem.id])):
-                self._labelled(f"{label}, {_verdict(answered.scores[0])}", answered.completions[0].text)
+        now = {example["problem"]: example for example in after}
+        for example in before[:SAMPLES_SHOWN]:
+            self._heading(example["problem"], example["question"], example["gold"])
+            for label, answered in (("before", example), ("after", now[example["problem"]])):
+                verdict = _verdict(answered["correct"], answered["extracted"])
+                self._labelled(f"{label}, {verdict}", answered["text"])
 
     def note(self, text: str) -> None:
         """A line for whoever watches."""
@@ -160,10 +163,10 @@ class Console:
                 self._say(f"warning, {times} times: {text}", style="yellow", always=True)
         self._warned.clear()
 
-    def _heading(self, group: Group) -> None:
-        self._say(f"problem {group.problem.id}", style="bold")
-        self._labelled("question", _question(group))
-        self._labelled("gold", group.problem.answer)
+    def _heading(self, problem: str, question: str, gold: str) -> None:
+        self._say(f"problem {problem}", style="bold")
+        self._labelled("question", question)
+        self._labelled("gold", gold)
 
     def _labelled(self, label: str, text: str) -> None:
         self._say(f"  {label}: {clip(text)}", indent="    ")
@@ -278,9 +281,9 @@ def _number(value: Any, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def _verdict(score: Score) -> str:
-    read = "no answer read" if score.extracted is None else f"read {_clip_line(score.extracted)}"
-    return f"{'right' if score.correct else 'wrong'}, {read}"
+def _verdict(correct: bool, extracted: str | None) -> str:
+    read = "no answer read" if extracted is None else f"read {_clip_line(extracted)}"
+    return f"{'right' if correct else 'wrong'}, {read}"
 
 
 def _question(group: Group) -> str:

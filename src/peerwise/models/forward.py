@@ -90,7 +90,9 @@ class SharedPromptAttention(AttentionPlan):
 def _span(group: PackedGroup, start: int, device: torch.device) -> _Span:
     prompt, lengths = len(group.prompt), [len(y) for y in group.completions]
     longest = max(lengths, default=0)
-    index, valid, at = [], [], start + prompt
+    index: list[list[int]] = []
+    valid: list[bool] = []
+    at = start + prompt
     for length in lengths:
         index.append([at + min(t, length - 1) for t in range(longest)])
         valid.extend(t < length for t in range(longest))
@@ -170,8 +172,8 @@ def pack(groups: Sequence[PackedGroup], device: torch.device) -> Pack:
             positions += range(len(group.prompt), len(group.prompt) + len(completion))
             ids += completion
             targets += completion
-    columns = (torch.tensor(column, dtype=torch.long, device=device) for column in (ids, positions, source, targets))
-    return Pack(*columns, SharedPromptAttention(groups, device))
+    row = [torch.tensor(column, dtype=torch.long, device=device) for column in (ids, positions, source, targets)]
+    return Pack(row[0], row[1], row[2], row[3], SharedPromptAttention(groups, device))
 
 
 def completion_logprobs(

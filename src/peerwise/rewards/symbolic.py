@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 from math_verify import LatexExtractionConfig
 from math_verify import parse as parse_latex
 

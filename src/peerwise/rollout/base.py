@@ -68,6 +68,4 @@ def completion(
     token_ids: Sequence[int], logprobs: Sequence[float], finish: Finish, decode: Callable[[Sequence[int]], str]
 ) -> Completion:
     """A Completion from what was drawn; `decode` leaves special tokens out of the text."""
-    return Completion(
-        token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish, text=decode(token_ids)
-    )
+    return Completion(token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish, text=decode(token_ids))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from peerwise.algo.aggregate import token_weights
 from peerwise.algo.likelihood import likelihood_loss
@@ -152,13 +153,14 @@ def _make_batch(
     return _Batch(packed, advantages.flatten().to(device), weights.to(device), sampled, nothing)
 
 
-def _logprobs(model: torch.nn.Module, parts: Sequence[Part], temperature: float) -> tuple[Tensor, Tensor]:
-    return completion_logprobs(model, [part.group for part in parts], temperature=temperature)  # type: ignore[arg-type]
+def _logprobs(model: PreTrainedModel, parts: Sequence[Part], temperature: float) -> tuple[Tensor, Tensor]:
+    return completion_logprobs(model, [part.group for part in parts], temperature=temperature)
 
 
 def _store(target: dict[int, Tensor], parts: Sequence[Part], logprobs: Tensor) -> None:
     """Cut [M] into its rows and keep them."""
-    pieces: Iterator[Tensor] = iter(logprobs.split([len(y) for part in parts for y in part.group.completions]))
+    lengths = [len(y) for part in parts for y in part.group.completions]
+    pieces: Iterator[Tensor] = iter(torch.split(logprobs, lengths))
     for part in parts:
         for row in part.rows:
             target[row] = next(pieces)

@@ -48,9 +48,13 @@ class NativeEngine(Generator):
         self.max_branches, self.prefill_tokens = max_branches, prefill_tokens
 
     def generate(
-        self, requests: Sequence[Request], params: SamplingParams, progress: Progress | None = None
+        self,
+        requests: Sequence[Request],
+        params: SamplingParams,
+        progress: Progress | None = None,
+        on_token: Callable[[Sequence[int]], None] | None = None,
     ) -> list[tuple[Completion, ...]]:
-        """Draw every answer of every request.
+        """Draw every answer of every request. `on_token` sees the ids of each answer as it grows.
 
         Raises:
             ModelError: a prompt is empty, or prompt and answer do not fit the model's context.
@@ -60,7 +64,7 @@ class NativeEngine(Generator):
         self.model.eval()
         try:
             with torch.inference_mode(), use_attention(self.model, NAME):
-                return _Generation(self, requests, params, progress).run()
+                return _Generation(self, requests, params, progress, on_token).run()
         finally:
             self.model.train(training)
 
@@ -80,9 +84,15 @@ class _Generation:
     """The state of one call of `generate`."""
 
     def __init__(
-        self, engine: NativeEngine, requests: Sequence[Request], params: SamplingParams, progress: Progress | None
+        self,
+        engine: NativeEngine,
+        requests: Sequence[Request],
+        params: SamplingParams,
+        progress: Progress | None,
+        on_token: Callable[[Sequence[int]], None] | None,
     ) -> None:
-        self.engine, self.requests, self.params, self.progress = engine, requests, params, progress
+        self.engine, self.requests, self.params = engine, requests, params
+        self.progress, self.on_token = progress, on_token
         self.model = engine.model
         self.head = head_of(engine.model)
         self.scheduler = Scheduler([len(r.keys) for r in requests], engine.max_branches)
@@ -165,6 +175,8 @@ class _Generation:
                 branch.finish = "stop"
             elif len(branch.token_ids) >= params.max_new_tokens:
                 branch.finish = "length"
+            if self.on_token is not None:
+                self.on_token(branch.token_ids)
 
     def _stopped(self, branch: Branch) -> bool:
         """Whether a stop text has just appeared; a token adds at least one character, so the tail is enough."""

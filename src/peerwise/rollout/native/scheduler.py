@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from peerwise.records import Finish
 
@@ -25,6 +26,7 @@ class Branch:
     finish: Finish | None = None
 
 
+Place = TypeVar("Place")
 Moves = list[tuple[int, int]]
 """(from, to) places whose contents move; targets and sources never overlap."""
 
@@ -69,13 +71,13 @@ class Scheduler:
             self._left[branch.request] -= 1
         empty = [place for place, request in enumerate(self.groups) if self._left[request] == 0]
         group_moves = _fill(self.groups, empty)
-        place_of = {source: target for source, target in group_moves}
+        place_of = dict(group_moves)
         for branch in self.active:
             branch.group = place_of.get(branch.group, branch.group)
         return finished, slot_moves, group_moves
 
 
-def _fill(places: list[Branch] | list[int], empty: Iterable[int]) -> Moves:
+def _fill(places: list[Place], empty: Iterable[int]) -> Moves:
     """Close the gaps by moving contents from the end; shortens `places` and says what moved where."""
     gone = set(empty)
     kept = len(places) - len(gone)
@@ -83,6 +85,6 @@ def _fill(places: list[Branch] | list[int], empty: Iterable[int]) -> Moves:
     targets = [place for place in range(kept) if place in gone]
     moves = list(zip(sources, targets, strict=True))
     for source, target in moves:
-        places[target] = places[source]  # type: ignore[call-overload]
+        places[target] = places[source]
     del places[kept:]
     return moves

@@ -1,0 +1,81 @@
+"""Supervised fine-tuning: imitate worked solutions, completion tokens only."""
+
+from __future__ import annotations
+
+import time
+
+from peerwise.errors import DataError
+from peerwise.metrics.value import Metrics
+from peerwise.recipe.schema import Stage
+from peerwise.records import Problem
+from peerwise.tasks.order import Order
+from peerwise.train.optimizer import Optimizer
+from peerwise.train.schedule import learning_rate
+from peerwise.train.session import Session
+from peerwise.train.step import imitation_step
+
+
+class Sft:
+    """One stage of imitation.
+
+    Raises:
+        DataError: no training problem has a worked solution that fits.
+    """
+
+    def __init__(self, session: Session, stage: Stage, optimizer: Optimizer) -> None:
+        self.session, self.stage, self.optimizer = session, stage, optimizer
+        self.per_step = stage.sft.batch_size
+        solved = {
+            label: tuple(problem for problem in problems if self._usable(problem))
+            for label, problems in session.problems.train.items()
+        }
+        if not any(solved.values()):
+            raise DataError(
+                "an sft stage needs worked solutions, and no training problem has one that fits into "
+                f"rollout.max_new_tokens = {stage.rollout.max_new_tokens}; map the column that holds them "
+                "(--task.columns solution=NAME), raise the limit or leave the stage out"
+            )
+        weights = [session.problems.tasks[label].weight for label, problems in solved.items() if problems]
+        order = Order([problems for problems in solved.values() if problems], weights, seed=session.recipe.run.seed)
+        total = sum(map(len, solved.values()))
+        if stage.sft.examples is not None and stage.sft.examples < total:
+            order = Order([order.take(0, stage.sft.examples)], [1.0], seed=session.recipe.run.seed)
+        self.order = order
+
+    def step(self, step: int, position: int) -> Metrics:
+        """Optimizer step `step` of the stage, on the next examples of the stream."""
+        started = time.perf_counter()
+        policy = self.session.policy
+        examples = [
+            (policy.prompt_ids(problem.messages), policy.answer_ids(problem.solution or ""))
+            for problem in self.order.take(position, self.per_step)
+        ]
+        settings = self.stage.optimizer
+        rate = learning_rate(
+            step,
+            peak=settings.learning_rate,
+            steps=self.stage.steps,
+            warmup_steps=settings.warmup_steps,
+            schedule=settings.schedule,
+            final_fraction=settings.final_fraction,
+        )
+        metrics = imitation_step(
+            policy,
+            examples,
+            self.optimizer,
+            learning_rate=rate,
+            micro_batch_tokens=settings.micro_batch_tokens,
+        )
+        seconds = time.perf_counter() - started
+        metrics.add("learning_rate", rate)
+        metrics.add("epoch", self.order.epoch(position + self.per_step))
+        metrics.add("time/training", seconds)
+        metrics.add("speed/trained_tokens_per_s", sum(len(answer) for _, answer in examples), seconds)
+        return metrics
+
+    def _usable(self, problem: Problem) -> bool:
+        """Solved, and not longer than an answer may be (by characters first: tokenising all would take long)."""
+        if problem.solution is None:
+            return False
+        limit = self.stage.rollout.max_new_tokens
+        return len(problem.solution) < limit or len(self.session.policy.answer_ids(problem.solution)) <= limit

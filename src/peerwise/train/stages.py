@@ -1,0 +1,294 @@
+"""A whole run: stage after stage with evaluation, checkpoints and resume; the life of a run folder.
+
+A run folder holds recipe.toml (resolved), metrics.jsonl, rollouts.jsonl, evals.jsonl, run.log and checkpoints/.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from peerwise.errors import CheckpointError, RunFolderError, TrainingError
+from peerwise.evaluate.estimate import bootstrap_difference
+from peerwise.metrics.console import Console
+from peerwise.metrics.write import EVALS_FILE, read_rows
+from peerwise.recipe.load import dumps, load
+from peerwise.recipe.schema import Recipe, Stage
+from peerwise.train.checkpoint import State, checkpoints, prune, restore, save
+from peerwise.train.grpo import Grpo
+from peerwise.train.optimizer import MasterWeights, Optimizer
+from peerwise.train.session import Session, open_session
+from peerwise.train.sft import Sft
+
+RECIPE_FILE = "recipe.toml"
+METHODS: dict[str, type[Sft] | type[Grpo]] = {"sft": Sft, "grpo": Grpo}
+
+
+def train(recipe: Recipe, folder: Path, console: Console) -> None:
+    """Run a recipe in a new folder.
+
+    Raises:
+        RunFolderError: the folder holds something already.
+        RequestError: model or data cannot be used as the recipe says; nothing was written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        what = "holds a run" if (folder / RECIPE_FILE).exists() else "is not an empty folder"
+        raise RunFolderError(
+            f"{folder} {what} and is not overwritten; go on with it (peerwise train --resume {folder}) "
+            "or write elsewhere (--run.out FOLDER)"
+        )
+    session = open_session(recipe, folder, console)
+    (folder / RECIPE_FILE).write_text(dumps(recipe), encoding="utf-8")
+    _Run(session).go()
+
+
+def resume(folder: Path, console: Console) -> None:
+    """Go on with a run from its last complete checkpoint; rows written after it are removed first.
+
+    Raises:
+        RunFolderError: the folder is not a run.
+        CheckpointError: its last checkpoint cannot be read.
+    """
+    if not (folder / RECIPE_FILE).is_file():
+        raise RunFolderError(
+            f"{folder} is not a run: it has no {RECIPE_FILE}; give the folder that a run was written to"
+        )
+    recipe = load(folder / RECIPE_FILE)
+    session = open_session(recipe, folder, console)
+    _Run(session).go()
+
+
+class _Run:
+    """The life of one run in this process. Counters are of completed steps."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.console = session, session.console
+        self.recipe, self.folder = session.recipe, session.folder
+        self.weights = MasterWeights(session.policy.model)
+        self.bad_steps = 0
+        self.unlearnable = 0
+        self.stop_asked = False
+
+    def go(self) -> None:
+        """From the last checkpoint, if there is one, to the end of the last stage."""
+        done = checkpoints(self.folder)
+        self._rewind(done)
+        self._introduce()
+        with _first_interrupt_asks(self._ask_to_stop):
+            if not done and not self._already_evaluated(0):
+                self.session.evaluate(stage=next(iter(self.recipe.stage)), step=0, global_step=0, at="before")
+            before = 0
+            for index, (name, stage) in enumerate(self.recipe.stage.items()):
+                if any(state.stage == name and state.ends_stage for _, state in done):
+                    before += stage.steps
+                    continue
+                within = [found for found in done if found[1].stage == name]
+                self._stage(index, name, stage, before, within[-1] if within else None)
+                before += stage.steps
+        self._conclude()
+
+    def _stage(self, index: int, name: str, stage: Stage, before: int, latest: tuple[Path, State] | None) -> None:
+        """One stage, from its beginning or from a checkpoint within it."""
+        self._start_from_previous(index)
+        optimizer = make_optimizer(self.weights, stage)
+        method = METHODS[stage.method](self.session, stage, optimizer)
+        start = 0
+        if latest is not None:
+            restore(latest[0], self.session.policy, self.weights, optimizer)
+            start = latest[1].step
+        self.console.stage(name, stage.method, stage.steps)
+        for step in range(start, stage.steps):
+            self._step(method, name, stage, step, before + step + 1)
+            state = State(
+                stage=name,
+                step=step + 1,
+                stage_steps=stage.steps,
+                global_step=before + step + 1,
+                position=(step + 1) * method.per_step,
+            )
+            self._evaluate_if_due(state)
+            self._save_if_due(state, optimizer)
+
+    def _start_from_previous(self, index: int) -> None:
+        """The weights the stage before ended with; a resumed process has only the ones it loaded."""
+        previous = list(self.recipe.stage)[index - 1] if index else None
+        for folder, state in checkpoints(self.folder):
+            if state.stage == previous and state.ends_stage:
+                restore(folder, self.session.policy, self.weights, None)
+
+    def _step(self, method: Sft | Grpo, name: str, stage: Stage, step: int, global_step: int) -> None:
+        started = time.perf_counter()
+        metrics = method.step(step, step * method.per_step)
+        metrics.add("time/step", time.perf_counter() - started)
+        metrics.add("memory/peak", _peak_memory())
+        finite = all(math.isfinite(metrics.resolve()[key]) for key in ("loss", "grad_norm"))
+        if not finite:
+            metrics.add("skipped/steps", 1)
+        values = metrics.resolve()
+        self.session.files.metrics(name, step + 1, values, global_step=global_step)
+        self.console.step(name, step + 1, stage.steps, values)
+        if isinstance(method, Grpo):
+            self._record_groups(method, name, step + 1, global_step, values)
+        self._count_bad(finite, method, global_step)
+
+    def _record_groups(self, method: Grpo, name: str, step: int, global_step: int, values: dict[str, float]) -> None:
+        for group, row in zip(method.groups, method.advantages.tolist(), strict=True):
+            self.session.files.group(name, step, group, row, global_step=global_step)
+        every = self.recipe.run.samples_every
+        if every and step % every == 0:
+            self.console.samples(method.groups[:1])
+        self._warn(values, method)
+
+    def _warn(self, values: dict[str, float], method: Grpo) -> None:
+        """What wastes a run quietly is said aloud."""
+        if values["length/truncated"] > 0.9:
+            self.console.warn(
+                f"more than 90 % of answers are cut off at rollout.max_new_tokens = {method.params.max_new_tokens}; "
+                "their rewards say little, raise it"
+            )
+        if values.get("mismatch/mean", 0.0) > 0.1:
+            self.console.warn("sampler and trainer disagree by more than 0.1 nats a token on average")
+        self.unlearnable = 0 if values["groups/informative"] > 0 else self.unlearnable + 1
+        if self.unlearnable >= 10:
+            self.console.warn(
+                "no group of the last 10 steps had both right and wrong answers, so nothing can be learned: "
+                "use easier or harder problems, a larger group, or a start that is sometimes right (an sft stage)"
+            )
+
+    def _count_bad(self, finite: bool, method: Sft | Grpo, global_step: int) -> None:
+        """A non-finite step has moved nothing; several in a row end the run."""
+        self.bad_steps = 0 if finite else self.bad_steps + 1
+        if finite:
+            return
+        if isinstance(method, Grpo):
+            method.save_batch(f"step-{global_step}")
+        self.console.warn("a loss or gradient was not finite; that step was left out and its batch saved in bad/")
+        if self.bad_steps >= self.recipe.run.max_bad_steps:
+            raise TrainingError(
+                f"{self.bad_steps} steps in a row gave a loss or gradient that is not finite. Their batches are in "
+                f"{self.folder / 'bad'}; the last good checkpoint is untouched. Lower the learning rate or use "
+                "model.dtype = 'float32'"
+            )
+
+    def _evaluate_if_due(self, state: State) -> None:
+        every = self.recipe.evaluation.every
+        if state.ends_stage or (every and state.step % every == 0):
+            at = "after" if state.ends_stage else "during"
+            self.session.evaluate(stage=state.stage, step=state.step, global_step=state.global_step, at=at)
+
+    def _save_if_due(self, state: State, optimizer: Optimizer) -> None:
+        every = self.recipe.run.checkpoint_every
+        due = state.ends_stage or self.stop_asked or bool(every and state.step % every == 0)
+        if due:
+            try:
+                save(self.folder, state, self.session.policy, self.weights, optimizer)
+                prune(self.folder, self.recipe.run.keep_checkpoints)
+            except CheckpointError as error:
+                if state.ends_stage or self.stop_asked:
+                    raise
+                self.console.warn(str(error))
+        if self.stop_asked:
+            self.console.note(f"saved at step {state.global_step}; go on with: peerwise train --resume {self.folder}")
+            raise KeyboardInterrupt
+
+    def _ask_to_stop(self) -> None:
+        self.stop_asked = True
+        self.console.note("stopping after this step; press Ctrl-C again to stop at once without saving")
+
+    def _rewind(self, done: list[tuple[Path, State]]) -> None:
+        """Rows after the last checkpoint are drawn again, so they go. An evaluation before training stays."""
+        removed = self.session.files.rewind(done[-1][1].global_step if done else 0)
+        if any(removed.values()):
+            lines = ", ".join(f"{count} of {name}" for name, count in removed.items() if count)
+            self.console.note(f"removed rows written after the last checkpoint: {lines}")
+
+    def _already_evaluated(self, global_step: int) -> bool:
+        path = self.folder / EVALS_FILE
+        return path.exists() and any(row["global_step"] == global_step for row in read_rows(path))
+
+    def _introduce(self) -> None:
+        model = self.session.policy.model
+        dtype = str(model.dtype).removeprefix("torch.")
+        self.console.note(
+            f"{self.session.policy.source} ({model.num_parameters() / 1e6:.0f} M parameters, {dtype}) on "
+            f"{model.device}, {torch.get_num_threads()} threads, {platform.processor() or platform.machine()}; "
+            f"run folder {self.folder}"
+        )
+
+    def _conclude(self) -> None:
+        """The before/after table, the difference with its interval, and the same problems before and after."""
+        records = [row for row in read_rows(self.folder / EVALS_FILE) if row["at"] in ("before", "after")]
+        self.console.table(records)
+        for line in differences(records):
+            self.console.note(line)
+        if len(records) > 1:
+            last_task = records[-1]["task"]
+            of_task = [row for row in records if row["task"] == last_task]
+            self.console.comparison(of_task[0]["examples"], of_task[-1]["examples"])
+        self.console.note(f"finished; the model is in {checkpoints(self.folder)[-1][0]}")
+
+
+def make_optimizer(weights: MasterWeights, stage: Stage) -> Optimizer:
+    """AdamW as the stage asks for it, with fresh moments."""
+    settings = stage.optimizer
+    return Optimizer(
+        weights,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        max_norm=settings.max_grad_norm,
+    )
+
+
+def differences(records: list[dict[str, Any]]) -> Iterator[str]:
+    """One line per task and stage: how accuracy changed over the stage, paired over the same problems."""
+    previous: dict[str, dict[str, Any]] = {}
+    for record in records:
+        before = previous.get(record["task"])
+        previous[record["task"]] = record
+        if before is None or record["samples"] != 1:
+            continue
+        change, low, high = bootstrap_difference([r > 0 for r in before["right"]], [r > 0 for r in record["right"]])
+        yield (
+            f"{record['task']}, stage {record['stage']}: accuracy {100 * change:+.1f} points "
+            f"[{100 * low:+.1f}, {100 * high:+.1f}], paired over {record['n']} held-out problems"
+        )
+
+
+@contextmanager
+def _first_interrupt_asks(ask: Callable[[], None]) -> Iterator[None]:
+    """Within the block the first Ctrl-C (or SIGTERM) calls `ask`; the next one interrupts as usual."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        ask()
+
+    try:
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever owns it decides about signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _peak_memory() -> float:
+    """Bytes: the largest resident set of this process, or the largest allocation on the GPU."""
+    if torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
