@@ -2,7 +2,8 @@
 
 On a terminal rich colours it and the current step is one line that is overwritten; elsewhere it is plain lines, not
 too many. Answers, questions and golds are hostile text: control characters are shown, markup is not interpreted, and
-continuation lines are indented so that no text can pass for a line of ours. It computes no metric and opens no file.
+continuation lines are indented so that no text can pass for a line of ours. It computes no metric; the one file
+it writes is the log it is told to keep.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import IO, Any
 
 from rich import box
@@ -72,6 +75,11 @@ class Console:
         self._step_time = _StepTime()
         self._accuracy: float | None = None
         self._warned: Counter[str] = Counter()
+        self._log: Path | None = None
+
+    def log_to(self, path: Path) -> None:
+        """From now on every line that is said, also under `quiet`, is appended to this file with its time."""
+        self._log = path
 
     def stage(self, name: str, method: str, steps: int) -> None:
         """A stage begins; the estimate of time left starts afresh."""
@@ -82,6 +90,7 @@ class Console:
         """One line on a step (1 to steps), of those metrics in `values` that a person watches."""
         self._step_time.add(values.get("time/step"))
         parts = [f"{stage} {step}/{steps}", *_step_fields(values)]
+        self._write_log("  ".join(parts))
         left = self._step_time.left(steps - step)
         if left is not None:
             parts.append(f"left {duration(left)}")
@@ -172,7 +181,7 @@ class Console:
         self._say(f"  {label}: {clip(text)}", indent="    ")
 
     def _show(self, line: str, *, last: bool) -> None:
-        """A line that the next one replaces on a terminal, and that is mostly left out elsewhere."""
+        """A line that the next one replaces on a terminal, and that is mostly left out elsewhere. Not logged."""
         if self.quiet:
             return
         if self._rich.is_terminal and not last:
@@ -185,13 +194,26 @@ class Console:
             self._rich.file.flush()
         elif last or self._clock() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = self._clock()
-            self._say(line)
+            self._print(line)
 
     def _say(self, text: str, *, style: str = "", indent: str = "  ", always: bool = False) -> None:
-        if self.quiet and not always:
-            return
+        self._write_log(text)
+        if always or not self.quiet:
+            self._print(text, style=style, indent=indent)
+
+    def _print(self, text: str, *, style: str = "", indent: str = "  ") -> None:
         self._clear()
         self._rich.print(Text(printable(text).replace("\n", "\n" + indent), style=style), soft_wrap=True)
+
+    def _write_log(self, text: str) -> None:
+        if self._log is None:
+            return
+        try:
+            with self._log.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {printable(text)}\n")
+        except OSError as error:
+            self._print(f"warning: {self._log} cannot be written, no more is logged: {error.strerror}")
+            self._log = None
 
     def _clear(self) -> None:
         if self._overwritable:

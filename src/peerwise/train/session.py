@@ -95,7 +95,7 @@ class Session:
 
 
 def open_session(recipe: Recipe, folder: Path, console: Console) -> Session:
-    """Load what the recipe names. Nothing is written yet.
+    """Load what the recipe names, then make the run folder.
 
     Raises:
         RequestError: data or model that cannot be used as the recipe says.
@@ -106,7 +106,9 @@ def open_session(recipe: Recipe, folder: Path, console: Console) -> Session:
     problems = load_problems(recipe, console)
     policy = load_policy(recipe)
     _fit(problems, policy, recipe, console)
-    return Session(recipe, policy, problems, RunFiles(folder), console)
+    files = RunFiles(folder)
+    console.log_to(folder / "run.log")
+    return Session(recipe, policy, problems, files, console)
 
 
 def load_policy(recipe: Recipe) -> Policy:
