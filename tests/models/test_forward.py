@@ -63,7 +63,7 @@ def gradients(model: PreTrainedModel, logprobs: Tensor, upstream: Tensor) -> dic
 
     The model must still run the attention it ran in the forward: checkpointed blocks are computed again here.
     """
-    (logprobs @ upstream).backward()  # type: ignore[no-untyped-call]
+    (logprobs @ upstream).backward()
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
@@ -182,12 +182,24 @@ def test_without_a_plan_the_packed_attention_refuses_to_run(tiny: Build) -> None
         model(input_ids=torch.tensor([[1, 5, 6]]))
 
 
+def test_a_model_under_another_attention_is_refused_or_right_but_never_silently_wrong(tiny: Build) -> None:
+    # The packed row looks like one long text to any other attention, which would see across answers and groups.
+    model, groups = tiny("llama"), random_groups(8)
+    with torch.no_grad():
+        expected, _ = plain_logprobs(model, groups)
+        try:
+            logprobs, _ = completion_logprobs(model, groups)
+        except ModelError:
+            return
+    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("key", ["logit_scale", "logits_scaling", "lm_head_multiplier"])
 def test_logits_scaled_in_a_way_we_do_not_follow_are_refused(tiny: Build, key: str) -> None:
     model = tiny("llama")
     setattr(model.config, key, 0.5)
     with pytest.raises(ModelError, match=key):
-        completion_logprobs(model, [PackedGroup(prompt=(5,), completions=((6,),))])
+        packed_logprobs(model, [PackedGroup(prompt=(5,), completions=((6,),))])
 
 
 def test_an_output_layer_with_something_around_it_is_refused(tiny: Build) -> None:

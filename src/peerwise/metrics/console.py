@@ -27,7 +27,7 @@ from rich.text import Text
 
 from peerwise.records import Completion, Group, Score
 
-SECONDS_BETWEEN_LINES = 2.0
+SECONDS_BETWEEN_LINES = 10.0
 """Where lines cannot be overwritten, steps and progress are shown at most this often."""
 SAMPLES_SHOWN = 3
 """Groups or comparisons shown at once."""

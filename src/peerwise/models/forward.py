@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from peerwise.algo.logprob import selected_logprobs
 from peerwise.errors import ModelError
-from peerwise.models.attention import AttentionPlan, AttentionRule, masked_attention
+from peerwise.models.attention import NAME, AttentionPlan, AttentionRule, masked_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,19 @@ def head_of(model: PreTrainedModel) -> Head:
 
 
 def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
-    """Run packed tokens through the decoder: ids [N], positions [N] -> final hidden states [N, hidden]."""
+    """Run packed tokens through the decoder: ids [N], positions [N] -> final hidden states [N, hidden].
+
+    Call within `use_attention(model, NAME)`, the backward pass included: any other attention would take the packed
+    row for one text.
+
+    Raises:
+        ModelError: the model runs another attention function.
+    """
+    if model.config._attn_implementation != NAME:
+        raise ModelError(
+            f"packed tokens need the attention function {NAME!r}, but {type(model).__name__} runs "
+            f"{model.config._attn_implementation!r}; call within use_attention(model, {NAME!r})"
+        )
     out = model.base_model(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
     return cast(Tensor, out.last_hidden_state[0])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -87,8 +88,21 @@ def load(
         raise ModelError(_explain(path, source, error)) from error
     model = model.to(place).eval()
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _checkpoint_activations(model)
     return Policy(model, tokenizer, end_ids(model, tokenizer), source)
+
+
+def _checkpoint_activations(model: PreTrainedModel) -> None:
+    """Recompute decoder blocks in the backward pass.
+
+    transformers does so only in training mode, which would also switch dropout on; the ratio of two policies makes no
+    sense under dropout, so it is set to 0.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

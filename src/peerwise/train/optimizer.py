@@ -95,9 +95,15 @@ class Optimizer:
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Undo `state`."""
+        """Undo `state`. An empty state is that of an optimizer that has not moved yet.
+
+        Raises:
+            KeyError: the state lacks a parameter.
+        """
         for name in self.names:
             prefix = f"{name}/"
             found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+            if state and not found:
+                raise KeyError(f"no moments for {name}")
             if found:
                 self.adam.state[self.weights.masters[name]] = found

@@ -80,7 +80,7 @@ def policy_step(
             for parts in micro_batches(batch.groups, micro_batch_tokens, skip=batch.skip):
                 rows = [row for part in parts for row in part.rows]
                 if update == 0 and reference is not None:
-                    with reference.policy() as frozen:
+                    with reference.policy() as frozen, use_attention(frozen, NAME):
                         _store(batch.reference, parts, _logprobs(frozen, parts, temperature)[0])
                 logprobs, entropies = _logprobs(policy.model, parts, temperature)
                 if update == 0:

@@ -179,10 +179,10 @@ class _Generation:
                 self.on_token(branch.token_ids)
 
     def _stopped(self, branch: Branch) -> bool:
-        """Whether a stop text has just appeared; a token adds at least one character, so the tail is enough."""
+        """Whether a stop text has just appeared. A character may take four tokens (its bytes), never more."""
         if not self.params.stop:
             return False
-        tail = self.engine.decode(branch.token_ids[-(max(map(len, self.params.stop)) + 4) :])
+        tail = self.engine.decode(branch.token_ids[-4 * (max(map(len, self.params.stop)) + 1) :])
         return any(stop in tail for stop in self.params.stop)
 
     def _retire(self) -> int:

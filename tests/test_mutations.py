@@ -1,0 +1,310 @@
+"""Pins the tests themselves: each fault planted in a copy of the package must turn the named tests red, with a wrong
+number and not with a crash, and the copy without a fault must pass them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "peerwise"
+
+GOLDEN = "tests/algo/test_golden.py"
+LORA = "tests/models/test_lora.py"
+LOGPROBS = "tests/algo/test_golden_logprobs.py"
+OPTIMIZER = "tests/train/test_optimizer.py::"
+STEP = "tests/train/test_step.py::"
+ENDINGS = "tests/rollout/test_native_endings.py::"
+
+ACCUMULATION = STEP + "test_one_answer_at_a_time_and_all_at_once_move_the_weights_alike"
+BOTH_UPDATES = STEP + "test_both_updates_follow_the_naive_loss_against_the_policy_that_sampled"
+MISMATCH = STEP + "test_the_mismatch_is_the_distance_from_the_samplers_logprobs"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One edit of one file: `text`, which must occur exactly once, becomes `planted`; `tests` must turn red."""
+
+    name: str
+    file: str
+    text: str
+    planted: str
+    tests: str
+
+
+FAULTS = [
+    # Advantages
+    Fault(
+        "the group's mean is not subtracted",
+        "algo/advantage.py",
+        "centred = exact - exact.mean(-1, keepdim=True)",
+        "centred = exact.clone()",
+        GOLDEN,
+    ),
+    Fault(
+        "the mean is taken over the batch",
+        "algo/advantage.py",
+        "centred = exact - exact.mean(-1, keepdim=True)",
+        "centred = exact - exact.mean()",
+        GOLDEN,
+    ),
+    Fault(
+        "rewards that are equal but for float noise get an advantage",
+        "algo/advantage.py",
+        "torch.where(spread <= EQUAL_REWARDS * size, 0.0, centred)",
+        "centred",
+        GOLDEN,
+    ),
+    Fault(
+        "the deviation is estimated as of a sample",
+        "algo/advantage.py",
+        "centred.square().mean(-1, keepdim=True).sqrt()",
+        "exact.std(-1, keepdim=True)",
+        GOLDEN,
+    ),
+    Fault(
+        "dr_grpo divides by the deviation",
+        "algo/presets.py",
+        '"dr_grpo": Method(scale="none"',
+        '"dr_grpo": Method(scale="group"',
+        GOLDEN,
+    ),
+    # The loss
+    Fault(
+        "the surrogate has the wrong sign", "algo/policy.py", "per_token = -surrogate", "per_token = surrogate", GOLDEN
+    ),
+    Fault(
+        "the larger side of the clip is taken",
+        "algo/policy.py",
+        "torch.minimum(ratio * advantages",
+        "torch.maximum(ratio * advantages",
+        GOLDEN,
+    ),
+    Fault(
+        "the clip's widths are swapped",
+        "algo/policy.py",
+        "ratio.clamp(1 - clip_low, 1 + clip_high)",
+        "ratio.clamp(1 - clip_high, 1 + clip_low)",
+        GOLDEN,
+    ),
+    Fault("nothing is clipped", "algo/policy.py", "ratio.clamp(1 - clip_low, 1 + clip_high)", "ratio", GOLDEN),
+    Fault(
+        "the divergence is rewarded",
+        "algo/policy.py",
+        "per_token + kl_coefficient * divergence",
+        "per_token - kl_coefficient * divergence",
+        GOLDEN,
+    ),
+    Fault(
+        "the divergence is turned round",
+        "algo/divergence.py",
+        "(reference - logprobs)",
+        "(logprobs - reference)",
+        GOLDEN,
+    ),
+    Fault(
+        "the loss takes its ratio against the reference",
+        "algo/policy.py",
+        "torch.exp(logprobs - old_logprobs)",
+        "torch.exp(logprobs - (old_logprobs if reference is None else reference))",
+        GOLDEN,
+    ),
+    # Tokens and log-probs
+    Fault(
+        "the shift by one is missing",
+        "models/forward.py",
+        "source += [last_of_prompt, *range(len(ids), len(ids) + len(completion) - 1)]",
+        "source += range(len(ids), len(ids) + len(completion))",
+        LOGPROBS,
+    ),
+    Fault(
+        "prompt tokens are in the loss",
+        "models/forward.py",
+        "        for completion in group.completions:\n",
+        "        source += range(len(ids) - len(group.prompt), len(ids) - 1)\n"
+        "        targets += group.prompt[1:]\n"
+        "        for completion in group.completions:\n",
+        LOGPROBS,
+    ),
+    Fault(
+        "the end token is not in the loss",
+        "models/forward.py",
+        "        for completion in group.completions:\n",
+        "        for completion in [y[:-1] or y for y in group.completions]:\n",
+        LOGPROBS,
+    ),
+    Fault(
+        "positions go on through the row instead of from the prompt",
+        "models/forward.py",
+        "positions += range(len(group.prompt), len(group.prompt) + len(completion))",
+        "positions += range(len(ids), len(ids) + len(completion))",
+        LOGPROBS,
+    ),
+    Fault(
+        "the sliding window is not kept",
+        "models/forward.py",
+        "self._masks(span, rule.window, q.device)",
+        "self._masks(span, None, q.device)",
+        "tests/models/test_forward.py::test_packed_gradients_are_those_of_one_row_for_each_answer[1-False-mistral]",
+    ),
+    Fault(
+        "the trainer drops the temperature",
+        "models/forward.py",
+        "temperature=temperature or 1.0,",
+        "temperature=1.0,",
+        MISMATCH,
+    ),
+    Fault(
+        "the gradient drops the temperature",
+        "algo/logprob.py",
+        "(grads[0][part] / temperature)",
+        "grads[0][part]",
+        "tests/algo/test_oracle.py::test_gradients_are_right_when_only_one_input_needs_them",
+    ),
+    # The step
+    Fault(
+        "each micro-batch has its own denominator",
+        "train/step.py",
+        "batch.weights[rows].repeat_interleave(lengths)",
+        "token_weights(lengths, method.aggregation, fixed_length=max_new_tokens).repeat_interleave(lengths)",
+        ACCUMULATION,
+    ),
+    Fault(
+        "a micro-batch's gradient replaces the one before",
+        "train/step.py",
+        "result.loss.backward()",
+        "optimizer.zero_grad()\n                result.loss.backward()",
+        ACCUMULATION,
+    ),
+    Fault(
+        "a micro-batch's gradient replaces the one before, in bfloat16",
+        "train/optimizer.py",
+        "master.grad += p.grad",
+        "master.grad = p.grad.float()",
+        OPTIMIZER + "test_gradients_of_a_bfloat16_model_are_summed_in_float32",
+    ),
+    Fault(
+        "the step takes its ratio against the reference",
+        "train/step.py",
+        "batch.of(rows, batch.old),",
+        "batch.of(rows, batch.reference or batch.old),",
+        BOTH_UPDATES,
+    ),
+    Fault(
+        "the ratio is against the last update, so that nothing is ever clipped",
+        "train/step.py",
+        "batch.of(rows, batch.old),",
+        "logprobs.detach(),",
+        BOTH_UPDATES,
+    ),
+    Fault(
+        "a bfloat16 model has no master",
+        "train/optimizer.py",
+        "name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())",
+        "name: p",
+        OPTIMIZER + "test_moves_smaller_than_bfloat16_can_tell_add_up_in_the_master",
+    ),
+    Fault(
+        "a gradient that is not finite moves the weights",
+        "train/optimizer.py",
+        "if torch.isfinite(norm):",
+        "if True:",
+        STEP + "test_a_batch_that_is_not_finite_leaves_the_policy_as_it_was",
+    ),
+    # The reference
+    Fault(
+        "the reference is the live policy",
+        "models/lora.py",
+        "copy.deepcopy(model).eval().requires_grad_(False)",
+        "model",
+        LORA,
+    ),
+    Fault("the reference's adapter moves along", "models/lora.py", "p.detach().clone()", "p.detach()", LORA),
+    # Sampling
+    Fault(
+        "an answer ends at the pad token",
+        "rollout/native/engine.py",
+        "token in self.engine.end_ids",
+        "token == self.model.config.pad_token_id",
+        ENDINGS + "test_an_answer_ends_at_the_first_of_several_end_ids_and_keeps_it",
+    ),
+    Fault(
+        "an answer ends at the pad token as well",
+        "rollout/native/engine.py",
+        "token in self.engine.end_ids",
+        "token in {*self.engine.end_ids, self.model.config.pad_token_id}",
+        ENDINGS + "test_a_pad_token_that_is_no_end_token_is_a_token_like_any_other",
+    ),
+]
+
+
+class Runner:
+    """A process that has torch loaded and runs pytest in forks of itself."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "400"}
+        # Paths that would shadow the copy, and settings meant for the outer run.
+        for key in ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
+            environment.pop(key, None)
+        command = [sys.executable, str(ROOT / "tests" / "forked_pytest.py")]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, copy: Path, tests: list[str]) -> tuple[int, str]:
+        """pytest's exit code (1: tests failed; 2 and above: they could not be run) and what it printed."""
+        log = copy / "log"
+        # No plugin options of the project (they may ask for workers), no writes beside the tests.
+        options = ["-x", "-q", "--tb=line", "-rf", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        request = {"root": str(copy), "log": str(log), "arguments": [*options, *tests]}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline()), log.read_text(encoding="utf-8")
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    runner = Runner()
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A fresh copy of the package to plant faults in; compiled files stay behind, lest one be taken for the edit."""
+    target = tmp_path / "peerwise"
+    shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__"))
+    return target
+
+
+def test_the_copy_without_a_fault_passes_and_is_what_was_tested(runner: Runner, package: Path) -> None:
+    tests = sorted({fault.tests for fault in FAULTS})
+    code, output = runner.run(package.parent, tests)
+    assert code == 0, output
+    assert output.startswith(f"tested: {package / '__init__.py'}\n")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_turns_the_tests_red(runner: Runner, package: Path, fault: Fault) -> None:
+    path = package / fault.file
+    source = path.read_text(encoding="utf-8")
+    assert source.count(fault.text) == 1, f"{fault.file} no longer holds {fault.text!r} exactly once"
+    path.write_text(source.replace(fault.text, fault.planted), encoding="utf-8")
+    code, output = runner.run(package.parent, [fault.tests])
+    assert code == 1, output
+    assert re.search(r"^FAILED .* - (assert|AssertionError|Failed: DID NOT RAISE)", output, re.MULTILINE), output
