@@ -165,6 +165,18 @@ def test_no_uniform_number_gives_a_token_of_zero_probability(shape, truncation):
         assert logprob <= 0
 
 
+def test_sums_that_round_apart_never_point_past_the_last_token():
+    # Masses of very different size make the sum over blocks and the sum within one differ in the last bit, and the
+    # largest uniform number falls into that gap; behind it stand tokens that cannot be.
+    size, count = 2 * BLOCK, 500
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(rng.normal(size=(count, size)) * 12).float()
+    logits[:, BLOCK + 200 :] = -math.inf
+    tokens, logprobs = draw(logits, torch.full((count,), ALMOST_ONE, dtype=torch.float64), temperature=1.0)
+    assert int(tokens.max()) < BLOCK + 200
+    assert torch.isfinite(logprobs).all()
+
+
 @given(logits_with_holes, st.floats(0, ALMOST_ONE), st.sampled_from([0.25, 1.0, 2.0]))
 def test_a_drawn_token_is_that_of_a_plain_float64_inverse_cdf(shape, point, temperature):
     logits = made(*shape)

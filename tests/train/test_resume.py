@@ -144,8 +144,8 @@ def test_resuming_a_finished_run_changes_nothing(straight, tmp_path):
 @pytest.mark.parametrize(
     ("at", "saved"),
     [
-        # In the evaluation before training: the first step is still made.
-        (3, 1),
+        # In the evaluation before training: there is nothing to save, so it stops at once.
+        (3, 0),
         # In the second evaluation, that of sft step 2, and in the first step of grpo.
         (EVALUATION_CALLS + 2, 2),
         (3 * EVALUATION_CALLS + 5, 4),
@@ -160,9 +160,9 @@ def test_the_first_interrupt_saves_and_says_how_to_go_on(
     assert main(["train", str(files / "recipe.toml"), "--run.out", str(folder)]) == 130
     said = capsys.readouterr().err
     assert f"peerwise train --resume {folder}" in said
-    assert f"saved at step {saved}" in said
     assert "Traceback" not in said
-    assert (folder / "checkpoints" / f"step-{saved}" / "trainer" / "state.json").is_file()
+    assert (f"saved at step {saved}" if saved else "no step was done") in said
+    assert (folder / "checkpoints" / f"step-{saved}" / "trainer" / "state.json").is_file() == bool(saved)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     monkeypatch.delenv("TEST_SIGNAL")
     assert main(["train", "--resume", str(folder), "--quiet"]) == 0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from peerwise.cli.process import keep_freed_memory
-from peerwise.cli.words import Parser, positive
-from peerwise.errors import DataError
+from peerwise.cli.words import Parser, not_negative, positive
+from peerwise.errors import DataError, RequestError
 
 SUMMARY = "measure a model on a task's held-out problems"
 
@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     temperature = options.temperature if options.temperature is not None else (0.0 if samples == 1 else 1.0)
     task = Task(name=options.task, path=options.path, eval_split=options.split, template=options.template)
     if options.params:
-        task = Task(**{**task.model_dump(), "params": json.loads(options.params)})
+        task = task.model_copy(update={"params": _params(options.params)})
     settings = Evaluation(problems=options.problems, samples=samples, temperature=temperature)
     rollout = Rollout(engine=options.engine, max_new_tokens=options.max_new_tokens, max_branches=options.max_branches)
     check(Recipe(task=task, evaluation=settings, rollout=rollout))
@@ -69,6 +69,16 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def _params(text: str) -> dict[str, Any]:
+    try:
+        params = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"--params {text!r} is not JSON ({error})") from None
+    if not isinstance(params, dict):
+        raise RequestError(f"--params {text!r} is a JSON {type(params).__name__}, expected an object")
+    return params
+
+
 def _text(record: dict[str, Any]) -> str:
     low, high = record["interval"]
     kind = "greedy accuracy" if record["samples"] == 1 else f"mean accuracy of {record['samples']} samples"
@@ -96,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--params", metavar="JSON", help="parameters of a generated task, as a JSON object")
     parser.add_argument("--problems", type=positive, help="how many problems (default: the whole split)")
     parser.add_argument("--samples", type=positive, default=1, help="answers per problem (default %(default)s: greedy)")
-    parser.add_argument("--temperature", type=float, help="default 0 for one sample, 1 for several")
+    parser.add_argument("--temperature", type=not_negative, help="default 0 for one sample, 1 for several")
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="longest answer (default %(default)s)")
     parser.add_argument("--max-branches", type=positive, default=64, help="answers decoded side by side")
     parser.add_argument("--engine", choices=("native", "transformers"), default="native")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from peerwise.cli.process import keep_freed_memory
-from peerwise.cli.words import Parser, positive
+from peerwise.cli.words import Parser, not_negative, positive, share, whole
 from peerwise.errors import RequestError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _question(options: argparse.Namespace) -> tuple[tuple[Message, ...], str | N
         return ({"role": "user", "content": options.prompt},), None
     data = load_task(options.task, path=options.path, template=options.template, held_out=None, seed=options.seed)
     problems = data.held_out.problems
-    if not 0 <= options.index < len(problems):
+    if options.index >= len(problems):
         raise RequestError(f"--index {options.index}: task {options.task!r} has problems 0 to {len(problems) - 1}")
     problem = problems[options.index]
     print("\n".join(message["content"] for message in problem.messages) + "\n---", file=sys.stderr)
@@ -104,14 +104,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", metavar="MODEL", help="a folder, a hub name, or smollm2-135m-instruct")
     parser.add_argument("--prompt", help="what to ask; the model's chat template is applied")
     parser.add_argument("--task", help="ask a held-out problem of this task instead")
-    parser.add_argument("--index", type=int, default=0, help="which problem of the task (default %(default)s)")
+    parser.add_argument("--index", type=whole, default=0, help="which problem of the task (default %(default)s)")
     parser.add_argument("--path", help="local file or folder with the task's data")
     parser.add_argument("--template", default="boxed", help="how the task's problem is asked (default %(default)s)")
     parser.add_argument("--n", type=positive, default=1, help="how many answers (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="longest answer (default %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default %(default)s)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus (default %(default)s: all)")
-    parser.add_argument("--top-k", type=int, default=0, help="likeliest tokens (default %(default)s: all)")
+    parser.add_argument("--temperature", type=not_negative, default=0.7, help="0 is greedy (default %(default)s)")
+    parser.add_argument("--top-p", type=share, default=1.0, help="nucleus (default %(default)s: all)")
+    parser.add_argument("--top-k", type=whole, default=0, help="likeliest tokens (default %(default)s: all)")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other answers (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")

@@ -27,16 +27,15 @@ def run(argv: Sequence[str]) -> int:
     """
     words = [word for word in argv if word != "--quiet"]
     quiet = len(words) < len(argv)
-    if not words or words[0] in ("-h", "--help"):
+    if words and words[0] in ("-h", "--help"):
         print(USAGE)
-        if words:
-            loads("", ["--help"])
-        return 0 if words else 2
-    if words[0] == "--resume":
+        loads("", ["--help"])
+        return 0
+    if words and words[0] == "--resume":
         if len(words) != 2:
             raise RequestError("--resume takes the run folder and nothing else; a run goes on as it was begun")
         return _resume(Path(words[1]), quiet)
-    if words[0].startswith("-"):
+    if not words or words[0].startswith("-"):
         raise RequestError("give the recipe first: peerwise train RECIPE [--section.key value ...]")
     return _train(Path(words[0]), words[1:], quiet)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from typing import NoReturn
 
 from peerwise.errors import RequestError
@@ -13,6 +15,31 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise RequestError(f"{message} ({self.prog} --help tells what is there)")
+
+
+def share(text: str) -> float:
+    """An argparse type: a number above 0 and at most 1."""
+    return _number(text, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
+
+
+def not_negative(text: str) -> float:
+    """An argparse type: a finite number of 0 or more."""
+    return _number(text, lambda value: 0 <= value < math.inf, "a number of 0 or more")
+
+
+def whole(text: str) -> int:
+    """An argparse type: a whole number of 0 or more."""
+    return int(text) if text == "0" else positive(text)
+
+
+def _number(text: str, allowed: Callable[[float], bool], expected: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not allowed(value):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected {expected}")
+    return value
 
 
 def positive(text: str) -> int:

@@ -154,9 +154,9 @@ class Console:
                 verdict = _verdict(answered["correct"], answered["extracted"])
                 self._labelled(f"{label}, {verdict}", answered["text"])
 
-    def note(self, text: str) -> None:
-        """A line for whoever watches."""
-        self._say(text)
+    def note(self, text: str, *, always: bool = False) -> None:
+        """A line for whoever watches; `always` also under `quiet`."""
+        self._say(text, always=always)
 
     def warn(self, text: str) -> None:
         """A warning, shown the first time and counted from then on; `close` tells the counts."""

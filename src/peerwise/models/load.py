@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -84,7 +85,7 @@ def load(
         model = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=compute_dtype(dtype, place), use_safetensors=True, **options
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(_explain(path, source, error)) from error
     model = model.to(place).eval()
     if gradient_checkpointing:

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from peerwise.errors import ModelError
 from peerwise.records import Completion, Finish
 
 Progress = Callable[[int, int], None]
@@ -51,6 +52,24 @@ class Generator(Protocol):
     ) -> list[tuple[Completion, ...]]:
         """One tuple of completions for each request, one completion for each of its keys, in their order."""
         ...
+
+
+def check_context(requests: Sequence[Request], params: SamplingParams, context: int | None) -> None:
+    """Refuse prompts that are empty or that leave no room for an answer.
+
+    Args:
+        context: tokens the model was made for; None when it does not say.
+    Raises:
+        ModelError: with the sizes and the settings to change.
+    """
+    if any(not request.prompt_ids for request in requests):
+        raise ModelError("a prompt has no tokens; there is nothing to continue")
+    longest = max((len(request.prompt_ids) for request in requests), default=0)
+    if context and longest + params.max_new_tokens > context:
+        raise ModelError(
+            f"a prompt of {longest} tokens and {params.max_new_tokens} new ones do not fit the model's context "
+            f"of {context}; lower max_new_tokens or max_prompt_tokens"
+        )
 
 
 def sample_key(seed: int, step: int, problem_id: str, index: int) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from peerwise.models.attention import use_attention
 from peerwise.records import Completion, Finish
-from peerwise.rollout.base import Generator, Progress, Request, SamplingParams, completion, uniforms
+from peerwise.rollout.base import Generator, Progress, Request, SamplingParams, check_context, completion, uniforms
 from peerwise.rollout.native.sampler import draw
 
 
@@ -35,11 +35,14 @@ class TransformersGenerator(Generator):
     def generate(
         self, requests: Sequence[Request], params: SamplingParams, progress: Progress | None = None
     ) -> list[tuple[Completion, ...]]:
-        """Draw every answer, `max_branches` rows at a time."""
+        """Draw every answer, `max_branches` rows at a time. Raises ModelError as the native engine does."""
+        check_context(requests, params, getattr(self.model.config, "max_position_embeddings", None))
         rows = [(request.prompt_ids, key) for request in requests for key in request.keys]
         answers: list[Completion] = []
-        training = self.model.training
+        training, defaults = self.model.training, self.model.generation_config
         self.model.eval()
+        # What the model's own configuration would add (penalties, suppressed tokens) is not in SamplingParams.
+        self.model.generation_config = GenerationConfig()
         try:
             for start in range(0, len(rows), self.max_branches):
                 answers += self._batch(rows[start : start + self.max_branches], params)
@@ -47,6 +50,7 @@ class TransformersGenerator(Generator):
                     progress(len(answers), len(rows))
         finally:
             self.model.train(training)
+            self.model.generation_config = defaults
         found = iter(answers)
         return [tuple(next(found) for _ in request.keys) for request in requests]
 
@@ -57,7 +61,8 @@ class TransformersGenerator(Generator):
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in rows])
         drawing = _Draw([key for _, key in rows], params)
         device = self.model.device
-        with torch.inference_mode(), use_attention(self.model, "sdpa"):
+        attention = "sdpa" if self.model._supports_sdpa else "eager"
+        with torch.inference_mode(), use_attention(self.model, attention):
             out = self.model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),

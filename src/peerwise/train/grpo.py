@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -88,13 +87,11 @@ class Grpo:
         return metrics
 
     def save_batch(self, name: str) -> None:
-        """Keep everything that is needed to go through the last batch by hand: bad/<name>.json."""
-        folder = self.session.folder / "bad"
-        folder.mkdir(exist_ok=True)
+        """Keep the last batch for going through it by hand."""
         rows = [
             asdict(group) | {"advantages": row} for group, row in zip(self.groups, _rows(self.advantages), strict=True)
         ]
-        (folder / f"{name}.json").write_text(json.dumps(rows, ensure_ascii=False, default=str), encoding="utf-8")
+        self.session.save_bad(name, rows)
 
     def _requests(self, position: int) -> list[Request]:
         """Keys come from the place in the stream, so a problem that returns in a later epoch is drawn afresh."""

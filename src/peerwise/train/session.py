@@ -5,8 +5,9 @@ This is where the rooms meet. It decides nothing about training.
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class Session:
         return make_generator(self.policy, rollout)
 
     def evaluate(self, *, stage: str, step: int, global_step: int, at: str) -> list[dict[str, Any]]:
-        """Measure on every task's held-out problems; write, show and return the records."""
+        """Measure on every task's held-out problems; show and return the records, and write them together."""
         records = []
         for label, problems in self.problems.held_out.items():
             record = evaluate(
@@ -88,10 +89,17 @@ class Session:
                 "template": task.template,
                 **record,
             }
-            self.files.evaluation(record)
             self.console.evaluation(record)
             records.append(record)
+        for record in records:
+            self.files.evaluation(record)
         return records
+
+    def save_bad(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep everything that is needed to go through a batch by hand: bad/<name>.json."""
+        folder = self.folder / "bad"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(rows, ensure_ascii=False, default=str), encoding="utf-8")
 
 
 def open_session(recipe: Recipe, folder: Path, console: Console) -> Session:
@@ -155,7 +163,13 @@ def load_problems(recipe: Recipe, console: Console) -> Problems:
             f"task {label}: {len(data.train.problems)} to train on, {len(data.held_out.problems)} held out"
             + (f"; left out: {dropped}" if dropped else "")
         )
+        if not data.held_out.problems:
+            raise DataError(
+                f"task {label!r} has no problem left to be held out for evaluation; give more problems, a test split "
+                "(--task.eval-split) or hold out fewer (--evaluation.problems)"
+            )
         _check_golds(label, problems.train[label], recipe.run.seed)
+    _check_solutions(problems, recipe)
     return problems
 
 
@@ -219,16 +233,32 @@ def _check_golds(label: str, problems: Sequence[Problem], seed: int) -> None:
         )
 
 
+def _check_solutions(problems: Problems, recipe: Recipe) -> None:
+    """Refuse an sft stage that would have nothing to imitate."""
+    stages = [name for name, stage in recipe.stage.items() if stage.method == "sft"]
+    if stages and not any(p.solution for members in problems.train.values() for p in members):
+        raise DataError(
+            f"stage {stages[0]!r} is sft, which needs worked solutions, and no training problem has one; map the "
+            "column that holds them (--task.columns solution=NAME) or leave the stage out"
+        )
+
+
 def _fit(problems: Problems, policy: Policy, recipe: Recipe, console: Console) -> None:
     """Leave out over-long prompts, counted, and refuse answers that the model's context cannot hold."""
     rollouts = [recipe.rollout, *(stage.rollout for stage in recipe.stage.values())]
-    longest = min(rollout.max_prompt_tokens for rollout in rollouts)
+    limit = min(rollout.max_prompt_tokens for rollout in rollouts)
+    longest = 0
+
+    def num_tokens(problem: Problem) -> int:
+        return len(policy.prompt_ids(problem.messages))
+
     for name, split in (("train", problems.train), ("held out", problems.held_out)):
         for label, members in split.items():
-            kept = drop_overlong(ProblemSet(problems=members), lambda p: len(policy.prompt_ids(p.messages)), longest)
+            kept = drop_overlong(ProblemSet(problems=members), num_tokens, limit)
             for reason, count in kept.dropped.items():
                 console.note(f"task {label}, {name}: left out {count} problems: {reason}")
             split[label] = kept.problems
+            longest = max([longest, *map(num_tokens, kept.problems)])
     answers = max([rollout.max_new_tokens for rollout in rollouts] + [recipe.evaluation.max_new_tokens or 0])
     if policy.context and longest + answers > policy.context:
         raise RecipeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from peerwise.errors import DataError
 from peerwise.metrics.value import Metrics
@@ -41,15 +42,14 @@ class Sft:
         if stage.sft.examples is not None and stage.sft.examples < total:
             order = Order([order.take(0, stage.sft.examples)], [1.0], seed=session.recipe.run.seed)
         self.order = order
+        self.examples: list[Problem] = []
 
     def step(self, step: int, position: int) -> Metrics:
         """Optimizer step `step` of the stage, on the next examples of the stream."""
         started = time.perf_counter()
         policy = self.session.policy
-        examples = [
-            (policy.prompt_ids(problem.messages), policy.answer_ids(problem.solution or ""))
-            for problem in self.order.take(position, self.per_step)
-        ]
+        self.examples = self.order.take(position, self.per_step)
+        examples = [(policy.prompt_ids(p.messages), policy.answer_ids(p.solution or "")) for p in self.examples]
         settings = self.stage.optimizer
         rate = learning_rate(
             step,
@@ -72,6 +72,10 @@ class Sft:
         metrics.add("time/training", seconds)
         metrics.add("speed/trained_tokens_per_s", sum(len(answer) for _, answer in examples), seconds)
         return metrics
+
+    def save_batch(self, name: str) -> None:
+        """Keep the last batch for going through it by hand."""
+        self.session.save_bad(name, [asdict(problem) for problem in self.examples])
 
     def _usable(self, problem: Problem) -> bool:
         """Solved, and not longer than an answer may be (by characters first: tokenising all would take long)."""

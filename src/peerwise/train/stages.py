@@ -79,6 +79,7 @@ class _Run:
         self.bad_steps = 0
         self.unlearnable = 0
         self.stop_asked = False
+        self.something_to_save = False
 
     def go(self) -> None:
         """From the last checkpoint, if there is one, to the end of the last stage."""
@@ -86,7 +87,7 @@ class _Run:
         self._rewind(done)
         self._introduce()
         with _first_interrupt_asks(self._ask_to_stop):
-            if not done and not self._already_evaluated(0):
+            if not done and not self._evaluated_before():
                 self.session.evaluate(stage=next(iter(self.recipe.stage)), step=0, global_step=0, at="before")
             before = 0
             for index, (name, stage) in enumerate(self.recipe.stage.items()):
@@ -128,6 +129,7 @@ class _Run:
                 restore(folder, self.session.policy, self.weights, None)
 
     def _step(self, method: Sft | Grpo, name: str, stage: Stage, step: int, global_step: int) -> None:
+        self.something_to_save = True
         started = time.perf_counter()
         metrics = method.step(step, step * method.per_step)
         metrics.add("time/step", time.perf_counter() - started)
@@ -171,8 +173,7 @@ class _Run:
         self.bad_steps = 0 if finite else self.bad_steps + 1
         if finite:
             return
-        if isinstance(method, Grpo):
-            method.save_batch(f"step-{global_step}")
+        method.save_batch(f"step-{global_step}")
         self.console.warn("a loss or gradient was not finite; that step was left out and its batch saved in bad/")
         if self.bad_steps >= self.recipe.run.max_bad_steps:
             raise TrainingError(
@@ -199,23 +200,34 @@ class _Run:
                     raise
                 self.console.warn(str(error))
         if self.stop_asked:
-            self.console.note(f"saved at step {state.global_step}; go on with: peerwise train --resume {self.folder}")
+            self.console.note(
+                f"saved at step {state.global_step}; go on with: peerwise train --resume {self.folder}", always=True
+            )
             raise KeyboardInterrupt
 
     def _ask_to_stop(self) -> None:
+        if not self.something_to_save:
+            self.console.note(f"no step was done; go on with: peerwise train --resume {self.folder}", always=True)
+            raise KeyboardInterrupt
         self.stop_asked = True
-        self.console.note("stopping after this step; press Ctrl-C again to stop at once without saving")
+        self.console.note(
+            "stopping after this step and its evaluation; press Ctrl-C again to stop at once without saving"
+        )
 
     def _rewind(self, done: list[tuple[Path, State]]) -> None:
         """Rows after the last checkpoint are drawn again, so they go. An evaluation before training stays."""
-        removed = self.session.files.rewind(done[-1][1].global_step if done else 0)
+        start = 0 if self._evaluated_before() else -1
+        removed = self.session.files.rewind(done[-1][1].global_step if done else start)
         if any(removed.values()):
             lines = ", ".join(f"{count} of {name}" for name, count in removed.items() if count)
             self.console.note(f"removed rows written after the last checkpoint: {lines}")
 
-    def _already_evaluated(self, global_step: int) -> bool:
+    def _evaluated_before(self) -> bool:
+        """Whether the evaluation before training is there, for every task."""
         path = self.folder / EVALS_FILE
-        return path.exists() and any(row["global_step"] == global_step for row in read_rows(path))
+        if not path.exists():
+            return False
+        return {row["task"] for row in read_rows(path) if row["global_step"] == 0} >= set(self.session.problems.tasks)
 
     def _introduce(self) -> None:
         model = self.session.policy.model

@@ -13,11 +13,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from peerwise.errors import ModelError
+from peerwise.errors import TrainingError
 from peerwise.models.attention import NAME, use_attention
 from peerwise.models.forward import head_of, hidden_states
 from peerwise.records import Completion
-from peerwise.rollout.base import Generator, Progress, Request, SamplingParams, completion, uniforms
+from peerwise.rollout.base import (
+    Generator,
+    Progress,
+    Request,
+    SamplingParams,
+    check_context,
+    completion,
+    uniforms,
+)
 from peerwise.rollout.native.attention import DecodePlan, PrefillPlan
 from peerwise.rollout.native.cache import Cache
 from peerwise.rollout.native.sampler import draw
@@ -58,8 +66,9 @@ class NativeEngine(Generator):
 
         Raises:
             ModelError: a prompt is empty, or prompt and answer do not fit the model's context.
+            TrainingError: the model's weights are not finite any more.
         """
-        self._check(requests, params)
+        check_context(requests, params, getattr(self.model.config, "max_position_embeddings", None))
         training = self.model.training
         self.model.eval()
         try:
@@ -67,17 +76,6 @@ class NativeEngine(Generator):
                 return _Generation(self, requests, params, progress, on_token).run()
         finally:
             self.model.train(training)
-
-    def _check(self, requests: Sequence[Request], params: SamplingParams) -> None:
-        context = getattr(self.model.config, "max_position_embeddings", None)
-        longest = max((len(request.prompt_ids) for request in requests), default=0)
-        if any(not request.prompt_ids for request in requests):
-            raise ModelError("a prompt has no tokens; there is nothing to continue")
-        if context and longest + params.max_new_tokens > context:
-            raise ModelError(
-                f"a prompt of {longest} tokens and {params.max_new_tokens} new ones do not fit the model's context "
-                f"of {context}; lower max_new_tokens or max_prompt_tokens"
-            )
 
 
 class _Generation:
@@ -158,6 +156,11 @@ class _Generation:
 
     def _draw(self, hidden: Tensor) -> None:
         """Append one token to every active branch and say which of them end."""
+        if not bool(torch.isfinite(hidden).all()):
+            raise TrainingError(
+                "the model's hidden states are not finite, so nothing can be drawn from it: its weights have run away. "
+                "Go back to an earlier checkpoint and lower the learning rate"
+            )
         active, params = self.scheduler.active, self.params
         steps = [len(branch.token_ids) for branch in active]
         points = torch.from_numpy(self.uniforms[np.arange(len(active)), steps]).to(hidden.device)
