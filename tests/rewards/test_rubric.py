@@ -170,3 +170,11 @@ def test_importing_the_rewards_imports_no_torch_and_no_sympy():
     code = "import sys, peerwise.rewards.rubric; print({'torch', 'sympy', 'math_verify'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("reward", ["correctness", "graded"])
+def test_the_last_number_counts_only_where_the_task_allows_it(reward):
+    said = completion("6 * 7 = 42")
+    assert rubric.build(reward)(PROBLEM, said).correct
+    strict = rubric.build(reward, last_number=False)(PROBLEM, said)
+    assert (strict.correct, strict.extracted) == (False, None)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from peerwise.cli.process import keep_freed_memory
-from peerwise.cli.words import Parser, not_negative, positive
+from peerwise.cli.words import Parser, not_negative, pair, positive
 from peerwise.errors import DataError, RequestError
 
 SUMMARY = "measure a model on a task's held-out problems"
@@ -32,7 +32,13 @@ def run(argv: Sequence[str]) -> int:
 
     samples = options.samples
     temperature = options.temperature if options.temperature is not None else (0.0 if samples == 1 else 1.0)
-    task = Task(name=options.task, path=options.path, eval_split=options.split, template=options.template)
+    task = Task(
+        name=options.task,
+        path=options.path,
+        eval_split=options.split,
+        template=options.template,
+        columns=dict(options.columns),
+    )
     if options.params:
         task = task.model_copy(update={"params": _params(options.params)})
     settings = Evaluation(problems=options.problems, samples=samples, temperature=temperature)
@@ -44,6 +50,7 @@ def run(argv: Sequence[str]) -> int:
         split=task.split,
         eval_split=task.eval_split,
         template=task.template,
+        columns=task.columns,
         params=task.params,
         held_out=options.problems,
         seed=options.seed,
@@ -103,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--path", help="local file or folder with the data; without it, generated or from the hub")
     parser.add_argument("--split", help="split to measure on; without it, the task's own test split")
     parser.add_argument("--template", default="boxed", help="how a problem is asked (default %(default)s)")
+    parser.add_argument(
+        "--columns", nargs="+", type=pair, default=[], metavar="NAME=COLUMN", help="for files: prompt=question ..."
+    )
     parser.add_argument("--params", metavar="JSON", help="parameters of a generated task, as a JSON object")
     parser.add_argument("--problems", type=positive, help="how many problems (default: the whole split)")
     parser.add_argument("--samples", type=positive, default=1, help="answers per problem (default %(default)s: greedy)")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from peerwise.cli.process import keep_freed_memory
 from peerwise.errors import RequestError
 from peerwise.recipe.check import check
 from peerwise.recipe.load import load, loads
+from peerwise.recipe.schema import Recipe
 
 SUMMARY = "train a model by a recipe, or go on with a run"
-USAGE = """usage: peerwise train RECIPE [--section.key value ...] [--quiet]
-       peerwise train --resume RUN [--quiet]
+USAGE = """usage: peerwise train RECIPE [--section.key value ...] [--quiet] [--json]
+       peerwise train --resume RUN [--quiet] [--json]
 
 Every setting of a recipe can be given as --section.key value; `peerwise train RECIPE --help` lists them."""
 
@@ -25,8 +28,8 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         RequestError: wrong words, a recipe, model or data that cannot be used.
     """
-    words = [word for word in argv if word != "--quiet"]
-    quiet = len(words) < len(argv)
+    words = [word for word in argv if word not in ("--quiet", "--json")]
+    quiet, as_json = "--quiet" in argv, "--json" in argv
     if words and words[0] in ("-h", "--help"):
         print(USAGE)
         loads("", ["--help"])
@@ -34,41 +37,32 @@ def run(argv: Sequence[str]) -> int:
     if words and words[0] == "--resume":
         if len(words) != 2:
             raise RequestError("--resume takes the run folder and nothing else; a run goes on as it was begun")
-        return _resume(Path(words[1]), quiet)
-    if not words or words[0].startswith("-"):
+        recipe, folder, warnings = None, Path(words[1]), []
+    elif not words or words[0].startswith("-"):
         raise RequestError("give the recipe first: peerwise train RECIPE [--section.key value ...]")
-    return _train(Path(words[0]), words[1:], quiet)
+    else:
+        recipe = load(words[0], words[1:])
+        folder = Path(recipe.run.out) if recipe.run.out else Path("runs") / Path(words[0]).stem
+        warnings = check(recipe)
+    result = _run(recipe, folder, warnings, quiet)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+    return 0
 
 
-def _train(path: Path, overrides: Sequence[str], quiet: bool) -> int:
-    recipe = load(path, overrides)
-    warnings = check(recipe)
-    folder = Path(recipe.run.out) if recipe.run.out else Path("runs") / path.stem
+def _run(recipe: Recipe | None, folder: Path, warnings: Sequence[str], quiet: bool) -> dict[str, Any]:
+    """A new run by its recipe, or with None the one in the folder."""
     _prepare()
     from peerwise.metrics.console import Console
-    from peerwise.train.stages import train
+    from peerwise.train.stages import resume, train
 
     console = Console(quiet=quiet)
     try:
         for warning in warnings:
             console.warn(warning)
-        train(recipe, folder, console)
+        return resume(folder, console) if recipe is None else train(recipe, folder, console)
     finally:
         console.close()
-    return 0
-
-
-def _resume(folder: Path, quiet: bool) -> int:
-    _prepare()
-    from peerwise.metrics.console import Console
-    from peerwise.train.stages import resume
-
-    console = Console(quiet=quiet)
-    try:
-        resume(folder, console)
-    finally:
-        console.close()
-    return 0
 
 
 def _prepare() -> None:

@@ -27,6 +27,14 @@ def not_negative(text: str) -> float:
     return _number(text, lambda value: 0 <= value < math.inf, "a number of 0 or more")
 
 
+def pair(text: str) -> tuple[str, str]:
+    """An argparse type: name=value."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected name=value")
+    return name, value
+
+
 def whole(text: str) -> int:
     """An argparse type: a whole number of 0 or more."""
     return int(text) if text == "0" else positive(text)

@@ -76,6 +76,8 @@ class Task(Section):
     """How an answer is judged: correctness, graded, parts, or your own as path/to/file.py:function."""
     reward_weights: dict[str, float] = Field(default_factory=dict)
     """For reward = 'parts': weight of each part by name (correct, format, steps)."""
+    last_number: bool = True
+    """Take the last number as the answer when none is stated in a box, a marker or a sentence; false requires one."""
     columns: dict[str, str] = Field(default_factory=dict)
     """For files: which column holds `prompt`, `answer` and `solution`, where they are named differently."""
     params: dict[str, Any] = Field(default_factory=dict)

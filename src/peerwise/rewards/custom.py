@@ -18,7 +18,7 @@ from peerwise.rewards.math import judge
 HOW = "expected path/to/file.py:function with f(problem, completion) -> float, dict of parts or None"
 
 
-def load(reward: str) -> Callable[[Problem, Completion], Score]:
+def load(reward: str, *, last_number: bool = True) -> Callable[[Problem, Completion], Score]:
     """The scorer around the user's function.
 
     A float is the total; a dict is its parts, the total their sum without those that are None; None abstains, which is
@@ -36,7 +36,7 @@ def load(reward: str) -> Callable[[Problem, Completion], Score]:
             raise RewardError(
                 f"reward {reward} raised {type(error).__name__} on problem {problem.id}: {error}"
             ) from error
-        return _score(reward, value, problem, completion)
+        return _score(reward, value, problem, completion, last_number)
 
     return own
 
@@ -59,8 +59,8 @@ def _import(reward: str) -> Callable[[Problem, Completion], object]:
     return function  # type: ignore[no-any-return]
 
 
-def _score(reward: str, value: object, problem: Problem, completion: Completion) -> Score:
-    correct, extracted = judge(completion.text, problem.answer)
+def _score(reward: str, value: object, problem: Problem, completion: Completion, last_number: bool) -> Score:
+    correct, extracted = judge(completion.text, problem.answer, last_number=last_number)
     parts = value if isinstance(value, Mapping) else {reward.rpartition(":")[2]: value}
     named = {str(part): _number(reward, problem, str(part), number) for part, number in parts.items()}
     if "correct" in named:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, update_wrapper
 
 from peerwise.errors import RequestError, RewardError, nearest
 from peerwise.records import Completion, Problem, Score
@@ -20,34 +21,34 @@ PARTS = ("correct", "format", "steps")
 NAMES = ("correctness", "graded", "parts")
 
 
-def build(reward: str, weights: Mapping[str, float] | None = None) -> Scorer:
-    """The scorer that a recipe's `reward` and `reward_weights` ask for.
+def build(reward: str, weights: Mapping[str, float] | None = None, *, last_number: bool = True) -> Scorer:
+    """The scorer that a recipe's `reward`, `reward_weights` and `last_number` ask for.
 
     Raises RequestError for an unknown reward, weights that do not fit, or a user's file that cannot be loaded.
     """
     if reward == "parts":
-        return _weighted(_checked(weights or {}))
+        return _weighted(_checked(weights or {}), last_number)
     if weights:
         raise RequestError(f"reward_weights go with reward = 'parts', given {reward!r}; leave them out")
     if ":" in reward:
-        return custom.load(reward)
+        return custom.load(reward, last_number=last_number)
     if reward == "correctness":
-        return correctness
+        return update_wrapper(partial(correctness, last_number=last_number), correctness)
     if reward == "graded":
-        return graded
+        return update_wrapper(partial(graded, last_number=last_number), graded)
     raise RequestError(f"unknown reward {reward!r}; {nearest(reward, NAMES)}, or path/to/file.py:function")
 
 
-def correctness(problem: Problem, completion: Completion) -> Score:
+def correctness(problem: Problem, completion: Completion, *, last_number: bool = True) -> Score:
     """1 for a right answer, 0 otherwise."""
-    correct, extracted = judge(completion.text, problem.answer)
+    correct, extracted = judge(completion.text, problem.answer, last_number=last_number)
     return Score(total=float(correct), correct=correct, parts={"correct": float(correct)}, extracted=extracted)
 
 
-def graded(problem: Problem, completion: Completion) -> Score:
+def graded(problem: Problem, completion: Completion, *, last_number: bool = True) -> Score:
     """1 right; 0.2 wrong, in form, with steps; 0.1 steps without a stated answer; 0 wrong, in form, no steps;
     -0.5 neither form nor steps; -1 empty."""
-    correct, extracted = judge(completion.text, problem.answer)
+    correct, extracted = judge(completion.text, problem.answer, last_number=last_number)
     form, steps = shape.form(completion.text), shape.steps(completion.text)
     if form is None:
         total = -1.0
@@ -97,9 +98,9 @@ def _score(scorer: Scorer, problem: Problem, completion: Completion) -> Score:
     return score
 
 
-def _weighted(weights: Mapping[str, float]) -> Scorer:
+def _weighted(weights: Mapping[str, float], last_number: bool) -> Scorer:
     def parts(problem: Problem, completion: Completion) -> Score:
-        correct, extracted = judge(completion.text, problem.answer)
+        correct, extracted = judge(completion.text, problem.answer, last_number=last_number)
         values: dict[str, float | None] = {
             "correct": float(correct),
             "format": shape.form(completion.text),

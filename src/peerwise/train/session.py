@@ -6,7 +6,6 @@ This is where the rooms meet. It decides nothing about training.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,8 +29,8 @@ from peerwise.rollout.transformers import TransformersGenerator
 from peerwise.tasks.base import ProblemSet, drop_overlong, load_task
 from peerwise.tasks.order import Order
 
-CHECKED_AT_LOAD = 2000
-"""Golds that are checked for being readable before a run starts."""
+MOST_UNREADABLE = 0.05
+"""Share of gold answers that may be unreadable; those problems are left out, above it the run does not start."""
 
 
 @dataclass(slots=True)
@@ -155,9 +154,9 @@ def load_problems(recipe: Recipe, console: Console) -> Problems:
             seed=recipe.run.seed,
         )
         problems.tasks[label] = settings
-        problems.scorers[label] = build(settings.reward, settings.reward_weights)
-        problems.train[label] = _labelled(data.train, label)
-        problems.held_out[label] = _labelled(data.held_out, label)
+        problems.scorers[label] = build(settings.reward, settings.reward_weights, last_number=settings.last_number)
+        problems.train[label] = _readable(label, _labelled(data.train, label), console)
+        problems.held_out[label] = _readable(label, _labelled(data.held_out, label), console)
         dropped = ", ".join(f"{count} {reason}" for reason, count in data.train.dropped.items() if count)
         console.note(
             f"task {label}: {len(data.train.problems)} to train on, {len(data.held_out.problems)} held out"
@@ -168,7 +167,6 @@ def load_problems(recipe: Recipe, console: Console) -> Problems:
                 f"task {label!r} has no problem left to be held out for evaluation; give more problems, a test split "
                 "(--task.eval-split) or hold out fewer (--evaluation.problems)"
             )
-        _check_golds(label, problems.train[label], recipe.run.seed)
     _check_solutions(problems, recipe)
     return problems
 
@@ -217,20 +215,24 @@ def _labelled(problems: ProblemSet, label: str) -> tuple[Problem, ...]:
     return tuple(p if p.task == label else replace(p, task=label) for p in problems.problems)
 
 
-def _check_golds(label: str, problems: Sequence[Problem], seed: int) -> None:
-    """Refuse data whose golds cannot be read: every answer to them would count as wrong."""
-    if not problems:
-        raise DataError(f"task {label!r} has no problem to train on; check its path, split and limit")
-    looked_at = problems
-    if len(problems) > CHECKED_AT_LOAD:
-        looked_at = random.Random(seed).sample(list(problems), CHECKED_AT_LOAD)
-    unreadable = [problem for problem in looked_at if not verifiable(problem)]
-    if len(unreadable) > len(looked_at) // 20:
-        first = unreadable[0]
+def _readable(label: str, problems: Sequence[Problem], console: Console) -> tuple[Problem, ...]:
+    """The problems whose gold answer can be read: every answer to the others would count as wrong.
+
+    Raises:
+        DataError: more than one in twenty cannot, so the wrong column or format is likelier than a few bad rows.
+    """
+    unreadable = [problem for problem in problems if not verifiable(problem)]
+    if not unreadable:
+        return tuple(problems)
+    example = f"for example {unreadable[0].id}: {unreadable[0].answer[:80]!r}"
+    if len(unreadable) > len(problems) * MOST_UNREADABLE:
         raise DataError(
-            f"task {label!r}: the gold answer of {len(unreadable)} of {len(looked_at)} problems cannot be read, "
-            f"for example {first.id}: {first.answer[:80]!r}; give short final answers (or map the right column)"
+            f"task {label!r}: the gold answer of {len(unreadable)} of {len(problems)} problems cannot be read, "
+            f"{example}; give short final answers (or map the right column)"
         )
+    console.note(f"task {label}: left out {len(unreadable)} problems whose gold answer cannot be read, {example}")
+    gone = {problem.id for problem in unreadable}
+    return tuple(problem for problem in problems if problem.id not in gone)
 
 
 def _check_solutions(problems: Problems, recipe: Recipe) -> None:

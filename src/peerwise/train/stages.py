@@ -35,8 +35,8 @@ RECIPE_FILE = "recipe.toml"
 METHODS: dict[str, type[Sft] | type[Grpo]] = {"sft": Sft, "grpo": Grpo}
 
 
-def train(recipe: Recipe, folder: Path, console: Console) -> None:
-    """Run a recipe in a new folder.
+def train(recipe: Recipe, folder: Path, console: Console) -> dict[str, Any]:
+    """Run a recipe in a new folder. Returns what `_Run.result` says.
 
     Raises:
         RunFolderError: the folder holds something already.
@@ -50,10 +50,10 @@ def train(recipe: Recipe, folder: Path, console: Console) -> None:
         )
     session = open_session(recipe, folder, console)
     (folder / RECIPE_FILE).write_text(dumps(recipe), encoding="utf-8")
-    _Run(session).go()
+    return _Run(session).go()
 
 
-def resume(folder: Path, console: Console) -> None:
+def resume(folder: Path, console: Console) -> dict[str, Any]:
     """Go on with a run from its last complete checkpoint; rows written after it are removed first.
 
     Raises:
@@ -66,7 +66,7 @@ def resume(folder: Path, console: Console) -> None:
         )
     recipe = load(folder / RECIPE_FILE)
     session = open_session(recipe, folder, console)
-    _Run(session).go()
+    return _Run(session).go()
 
 
 class _Run:
@@ -81,7 +81,7 @@ class _Run:
         self.stop_asked = False
         self.something_to_save = False
 
-    def go(self) -> None:
+    def go(self) -> dict[str, Any]:
         """From the last checkpoint, if there is one, to the end of the last stage."""
         done = checkpoints(self.folder)
         self._rewind(done)
@@ -98,6 +98,19 @@ class _Run:
                 self._stage(index, name, stage, before, within[-1] if within else None)
                 before += stage.steps
         self._conclude()
+        return self.result()
+
+    def result(self) -> dict[str, Any]:
+        """The run in short: its folder, its last checkpoint, the evaluations before and after stages."""
+        return {
+            "run": str(self.folder),
+            "checkpoint": str(checkpoints(self.folder)[-1][0]),
+            "evaluations": [{k: row[k] for k in row if k not in ("right", "examples")} for row in self._milestones()],
+        }
+
+    def _milestones(self) -> list[dict[str, Any]]:
+        """Records of the evaluations before the first stage and after each."""
+        return [row for row in read_rows(self.folder / EVALS_FILE) if row["at"] in ("before", "after")]
 
     def _stage(self, index: int, name: str, stage: Stage, before: int, latest: tuple[Path, State] | None) -> None:
         """One stage, from its beginning or from a checkpoint within it."""
@@ -149,7 +162,7 @@ class _Run:
             self.session.files.group(name, step, group, row, global_step=global_step)
         every = self.recipe.run.samples_every
         if every and step % every == 0:
-            self.console.samples(method.groups[:1])
+            self.console.samples(method.groups[:2])
         self._warn(values, method)
 
     def _warn(self, values: dict[str, float], method: Grpo) -> None:
@@ -240,7 +253,7 @@ class _Run:
 
     def _conclude(self) -> None:
         """The before/after table, the difference with its interval, and the same problems before and after."""
-        records = [row for row in read_rows(self.folder / EVALS_FILE) if row["at"] in ("before", "after")]
+        records = self._milestones()
         self.console.table(records)
         for line in differences(records):
             self.console.note(line)
