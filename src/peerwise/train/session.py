@@ -250,20 +250,21 @@ def _fit(problems: Problems, policy: Policy, recipe: Recipe, console: Console) -
     rollouts = [recipe.rollout, *(stage.rollout for stage in recipe.stage.values())]
     limit = min(rollout.max_prompt_tokens for rollout in rollouts)
     longest = 0
-
-    def num_tokens(problem: Problem) -> int:
-        return len(policy.prompt_ids(problem.messages))
-
     for name, split in (("train", problems.train), ("held out", problems.held_out)):
         for label, members in split.items():
-            kept = drop_overlong(ProblemSet(problems=members), num_tokens, limit)
+            lengths = {problem.id: len(policy.prompt_ids(problem.messages)) for problem in members}
+            kept = _without_overlong(ProblemSet(problems=members), lengths, limit)
             for reason, count in kept.dropped.items():
                 console.note(f"task {label}, {name}: left out {count} problems: {reason}")
             split[label] = kept.problems
-            longest = max([longest, *map(num_tokens, kept.problems)])
+            longest = max([longest, *(lengths[problem.id] for problem in kept.problems)])
     answers = max([rollout.max_new_tokens for rollout in rollouts] + [recipe.evaluation.max_new_tokens or 0])
     if policy.context and longest + answers > policy.context:
         raise RecipeError(
             f"prompts of up to {longest} tokens and answers of up to {answers} exceed the model's context of "
             f"{policy.context}; lower rollout.max_prompt_tokens or rollout.max_new_tokens"
         )
+
+
+def _without_overlong(problems: ProblemSet, lengths: Mapping[str, int], limit: int) -> ProblemSet:
+    return drop_overlong(problems, lambda problem: lengths[problem.id], limit)
