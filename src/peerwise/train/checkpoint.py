@@ -124,7 +124,8 @@ def _write_model(folder: Path, policy: Policy, weights: MasterWeights) -> None:
         state = merged_state(model)
     else:
         state = {**model.state_dict(), **weights.masters}
-    # One file, under the names that the masters have: transformers writes tied weights once.
+    # The masters are separate tensors, so a tied output layer would be written beside the embedding, and stale.
+    state = {name: tensor for name, tensor in state.items() if name not in model.all_tied_weights_keys}
     model.save_pretrained(folder, state_dict=_plain(state), max_shard_size="1TB")
     policy.tokenizer.save_pretrained(folder)
     if not lora_layers(model):

@@ -14,7 +14,7 @@ from peerwise.algo.presets import PRESETS, Method
 from peerwise.metrics.value import Metrics
 from peerwise.models.lora import Reference
 from peerwise.recipe.schema import Algorithm, Stage
-from peerwise.records import Group
+from peerwise.records import Group, Problem
 from peerwise.rewards.rubric import score_groups
 from peerwise.rollout.base import Request, SamplingParams, sample_key
 from peerwise.train.optimizer import Optimizer
@@ -33,11 +33,12 @@ def method_of(settings: Algorithm) -> Method:
 class Grpo:
     """One stage of GRPO."""
 
-    def __init__(self, session: Session, stage: Stage, optimizer: Optimizer) -> None:
+    def __init__(self, session: Session, name: str, stage: Stage, optimizer: Optimizer) -> None:
         self.session, self.stage, self.optimizer = session, stage, optimizer
+        self.seed = session.stage_seed(name)
         self.method = method_of(stage.algorithm)
         self.per_step = stage.rollout.problems
-        self.order = session.problems.order(session.recipe.run.seed)
+        self.order = session.problems.order(self.seed)
         self.generator = session.generator(stage.rollout)
         self.params = SamplingParams(
             max_new_tokens=stage.rollout.max_new_tokens,
@@ -55,7 +56,7 @@ class Grpo:
         started = clock()
         self.groups = []
         problems = self.order.take(position, self.per_step)
-        requests = self._requests(position)
+        requests = self._requests(problems, position)
         answers = self.generator.generate(requests, self.params)
         sampled = clock()
         scores = score_groups(self.session.problems.scorers, problems, answers)
@@ -93,15 +94,15 @@ class Grpo:
         ]
         self.session.save_bad(name, rows)
 
-    def _requests(self, position: int) -> list[Request]:
+    def _requests(self, problems: Sequence[Problem], position: int) -> list[Request]:
         """Keys come from the place in the stream, so a problem that returns in a later epoch is drawn afresh."""
-        seed, size = self.session.recipe.run.seed, self.stage.rollout.group_size
+        size = self.stage.rollout.group_size
         return [
             Request(
                 prompt_ids=self.session.policy.prompt_ids(problem.messages),
-                keys=tuple(sample_key(seed, place, problem.id, index) for index in range(size)),
+                keys=tuple(sample_key(self.seed, place, problem.id, index) for index in range(size)),
             )
-            for place, problem in enumerate(self.order.take(position, self.per_step), position)
+            for place, problem in enumerate(problems, position)
         ]
 
     def _update(self, step: int) -> Metrics:

@@ -6,6 +6,7 @@ This is where the rooms meet. It decides nothing about training.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +65,10 @@ class Session:
     def folder(self) -> Path:
         """The run folder."""
         return self.files.folder
+
+    def stage_seed(self, stage: str) -> int:
+        """Seeds order and samples of one stage, so that none meets the problems or draws the answers of another."""
+        return random.Random(f"{self.recipe.run.seed}/{stage}").getrandbits(63)
 
     def generator(self, rollout: Rollout) -> Generator:
         """The engine a stage samples with."""

@@ -23,13 +23,19 @@ class Sft:
         DataError: no training problem has a worked solution that fits.
     """
 
-    def __init__(self, session: Session, stage: Stage, optimizer: Optimizer) -> None:
+    def __init__(self, session: Session, name: str, stage: Stage, optimizer: Optimizer) -> None:
         self.session, self.stage, self.optimizer = session, stage, optimizer
         self.per_step = stage.sft.batch_size
         solved = {
             label: tuple(problem for problem in problems if self._usable(problem))
             for label, problems in session.problems.train.items()
         }
+        unusable = sum(map(len, session.problems.train.values())) - sum(map(len, solved.values()))
+        if unusable:
+            session.console.note(
+                f"stage {name}: left out {unusable} problems without a worked solution of at most "
+                f"{stage.rollout.max_new_tokens} tokens"
+            )
         if not any(solved.values()):
             raise DataError(
                 "an sft stage needs worked solutions, and no training problem has one that fits into "
@@ -37,10 +43,11 @@ class Sft:
                 "(--task.columns solution=NAME), raise the limit or leave the stage out"
             )
         weights = [session.problems.tasks[label].weight for label, problems in solved.items() if problems]
-        order = Order([problems for problems in solved.values() if problems], weights, seed=session.recipe.run.seed)
+        seed = session.stage_seed(name)
+        order = Order([problems for problems in solved.values() if problems], weights, seed=seed)
         total = sum(map(len, solved.values()))
         if stage.sft.examples is not None and stage.sft.examples < total:
-            order = Order([order.take(0, stage.sft.examples)], [1.0], seed=session.recipe.run.seed)
+            order = Order([order.take(0, stage.sft.examples)], [1.0], seed=seed)
         self.order = order
         self.examples: list[Problem] = []
 
@@ -78,8 +85,8 @@ class Sft:
         self.session.save_bad(name, [asdict(problem) for problem in self.examples])
 
     def _usable(self, problem: Problem) -> bool:
-        """Solved, and not longer than an answer may be (by characters first: tokenising all would take long)."""
+        """Solved, and no longer than an answer may be. A token is at least one byte, and counting bytes is quick."""
         if problem.solution is None:
             return False
         limit = self.stage.rollout.max_new_tokens
-        return len(problem.solution) < limit or len(self.session.policy.answer_ids(problem.solution)) <= limit
+        return len(problem.solution.encode()) < limit or len(self.session.policy.answer_ids(problem.solution)) <= limit

@@ -116,7 +116,7 @@ class _Run:
         """One stage, from its beginning or from a checkpoint within it."""
         self._start_from_previous(index)
         optimizer = make_optimizer(self.weights, stage)
-        method = METHODS[stage.method](self.session, stage, optimizer)
+        method = METHODS[stage.method](self.session, name, stage, optimizer)
         start = 0
         if latest is not None:
             restore(latest[0], self.session.policy, self.weights, optimizer)
