@@ -52,8 +52,8 @@ def transformers(policy: Policy, prompts: list[tuple[int, ...]], options: argpar
     def run() -> int:
         with torch.inference_mode(), use_attention(policy.model, "sdpa"):
             out = policy.model.generate(
-                input_ids=ids,
-                attention_mask=mask,
+                input_ids=ids.to(policy.model.device),
+                attention_mask=mask.to(policy.model.device),
                 do_sample=True,
                 top_k=0,
                 max_new_tokens=options.new_tokens,

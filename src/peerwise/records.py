@@ -6,7 +6,7 @@ They exist to keep four rules:
 - Training uses the sampled ids. Nothing is re-tokenised, no token is added by hand.
 - `Completion.logprobs` are those of the distribution the token was drawn from, in float32.
 - `Completion.finish` is decided by the ids that were drawn, never by comparing with a pad id.
-- A sample depends only on (seed, step, problem, index), so a Group can be drawn again.
+- A sample depends only on (seed, place in the stream, problem, index), so a Group can be drawn again.
 """
 
 from __future__ import annotations

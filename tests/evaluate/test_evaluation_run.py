@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from peerwise.evaluate.run import EXAMPLES, answer, summarise
+from peerwise.errors import DataError
+from peerwise.evaluate.run import EXAMPLES, answer, readable, summarise
 from peerwise.records import Completion, Finish, Group, Message, Problem
 from peerwise.rewards.rubric import build
 from peerwise.rollout.base import Progress, Request, SamplingParams, sample_key
+from peerwise.tasks.base import ProblemSet
 
 PARAMS = SamplingParams(max_new_tokens=16, temperature=0.0)
 
@@ -190,3 +192,20 @@ def test_all_right_and_all_wrong_have_an_interval_that_holds_them():
         assert record["accuracy"] == accuracy
         assert low < high
         assert low <= accuracy <= high
+
+
+def test_equal_answers_vote_together_however_they_are_written() -> None:
+    # 1,000 and 1000 are two votes for the right answer against two for 7 and one for 8.
+    (record,) = [summarise(evaluated([[*map(boxed, ["1,000", "7", "8", "1000", "7"])]], ["1000"]))]
+    assert record["maj_at_k"][5]["value"] == 0.5  # a tie of 1000 and 7, one of them right
+    (record,) = [summarise(evaluated([[*map(boxed, ["1,000", "7", "8", "1000", "1000.0"])]], ["1000"]))]
+    assert record["maj_at_k"][5]["value"] == 1.0
+
+
+def test_problems_whose_gold_cannot_be_read_are_counted_and_many_of_them_are_refused() -> None:
+    prose = "the answer follows from a long argument that nobody could ever compare with anything at all"
+    few = ProblemSet(problems=tuple(problem(i, prose if i == 0 else "42") for i in range(40)))
+    assert readable("toy", few).dropped == {"gold answer that cannot be read": 1}
+    many = ProblemSet(problems=tuple(problem(i, prose if i < 3 else "42") for i in range(40)))
+    with pytest.raises(DataError, match=r"3 of 40 problems cannot be read, for example toy/0"):
+        readable("toy", many)

@@ -222,10 +222,11 @@ def test_a_long_answer_keeps_its_end_where_the_final_answer_is() -> None:
 def test_the_table_has_a_row_for_each_record_and_a_dash_for_what_is_missing(out: io.StringIO) -> None:
     before = {"at": "before", "task": "arithmetic", "n": 256, "accuracy": 0.1, "interval": (0.07, 0.14), "reward": 0.1}
     after = {"at": "after", "stage": "grpo", "task": "arithmetic", "accuracy": 0.5, "mean_tokens": 31.25}
+    after["truncated"] = 0.25
     Console(file=out).table([before, after])
     rows = [line.split() for line in out.getvalue().splitlines() if line.strip()]
-    assert rows[-2] == ["before", "arithmetic", "256", "10.0", "%", "[7.0,", "14.0]", "-", "0.100"]
-    assert rows[-1] == ["after", "grpo", "arithmetic", "-", "50.0", "%", "31.2", "-"]
+    assert rows[-2] == ["before", "arithmetic", "256", "10.0", "%", "[7.0,", "14.0]", "-", "-", "0.100"]
+    assert rows[-1] == ["after", "grpo", "arithmetic", "-", "50.0", "%", "31.2", "25.0", "%", "-"]
 
 
 def test_a_comparison_sets_the_same_problem_side_by_side_in_the_order_given(out: io.StringIO) -> None:

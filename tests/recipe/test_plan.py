@@ -158,7 +158,7 @@ def test_time_is_steps_times_the_measured_step_and_unknown_otherwise():
     made = plan(recipe, seconds_per_step={"b": 3.0})
     assert [stage.seconds for stage in made.stages] == [None, 600.0]
     assert "about 10 min" in render(made)
-    assert "--stage.a.steps 1" in render(made)
+    assert "--stage.a.steps 2" in render(made)
 
 
 def test_rows_longer_than_the_context_are_noted():

@@ -6,7 +6,8 @@ import pytest
 
 from peerwise.errors import DataError, RequestError
 from peerwise.records import Problem
-from peerwise.tasks.base import ProblemSet, drop_overlong, load_task
+from peerwise.tasks import prompts, splits
+from peerwise.tasks.base import ProblemSet, drop_overlong, load_evaluation, load_task
 
 
 def write(path, rows):
@@ -122,3 +123,23 @@ def test_importing_the_tasks_imports_no_torch_and_no_data_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_question_is_the_same_under_any_template():
+    asked = [prompts.get(name).ask("How many?") for name in prompts.TEMPLATES]
+    keys = {splits.question_key(Problem(id="x", task="t", messages=messages, answer="1")) for messages in asked}
+    assert keys == {"how many?"}
+
+
+def test_for_evaluation_alone_a_file_is_taken_whole(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(f'{{"prompt": "{i} + 1 = ?", "answer": "{i + 1}"}}\n' for i in range(5)))
+    for split in (None, "test", "anything"):
+        assert len(load_evaluation("files", path=str(path), split=split).problems) == 5
+    assert len(load_evaluation("files", path=str(path), held_out=3).problems) == 3
+
+
+def test_for_evaluation_alone_a_generated_task_gives_what_a_training_run_holds_out():
+    trained = load_task("arithmetic", params={"size": 50}, held_out=20, seed=4)
+    alone = load_evaluation("arithmetic", params={"size": 50}, held_out=20, seed=4)
+    assert [p.id for p in alone.problems] == [p.id for p in trained.held_out.problems]

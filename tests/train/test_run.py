@@ -89,7 +89,7 @@ def test_a_checkpoint_is_a_hugging_face_folder_that_answers_as_the_run_did(strai
     last = rows(straight(variant), "evals.jsonl")[-1]
     for example in last["examples"]:
         prompt = policy.prompt_ids([{"role": "user", "content": example["question"]}])
-        params = SamplingParams(max_new_tokens=8, temperature=0.0)
+        params = SamplingParams(max_new_tokens=last["max_new_tokens"], temperature=0.0)
         ((answer,),) = engine.generate([Request(prompt_ids=prompt, keys=(0,))], params)
         assert answer.text == example["text"]
 

@@ -157,3 +157,21 @@ def test_a_reward_that_raises_ends_the_run_with_its_name_and_the_problem(files, 
     assert "ZeroDivisionError" in said
     assert "arithmetic[" in said
     assert "Traceback" not in said
+
+
+def test_a_reward_that_begins_to_raise_does_not_cost_the_steps_before_it(files, tmp_path, capsys):
+    reward = tmp_path / "worn.py"
+    reward.write_text(
+        "calls = []\n"
+        "def worn(problem, completion):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 32:\n"
+        "        raise ValueError('worn out')\n"
+        "    return float(len(calls) % 2)\n"
+    )
+    folder = tmp_path / "run"
+    words = ["train", str(files / "recipe.toml"), "--run.out", str(folder), "--quiet", "--run.checkpoint-every", "0"]
+    assert main([*words, "--task.reward", f"{reward}:worn", "--evaluation.every", "0"]) == 1
+    # 8 answers before training, 8 after sft, then 8 a step: two steps of grpo pass, the third raises.
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-3", "step-5"]
+    assert "worn out" in capsys.readouterr().err

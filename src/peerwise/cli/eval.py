@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peerwise.cli.process import keep_freed_memory
 from peerwise.cli.words import Parser, not_negative, pair, positive
 from peerwise.errors import DataError, RequestError
+
+if TYPE_CHECKING:
+    from peerwise.metrics.console import Console
+    from peerwise.recipe.schema import Task
+    from peerwise.records import Problem
 
 SUMMARY = "measure a model on a task's held-out problems"
 
@@ -22,58 +27,73 @@ def run(argv: Sequence[str]) -> int:
     """
     options = _parser().parse_args(argv)
     keep_freed_memory()
+    from peerwise.evaluate.run import measure
     from peerwise.metrics.console import Console
     from peerwise.models.load import load
     from peerwise.recipe.check import check
-    from peerwise.recipe.schema import Evaluation, Recipe, Rollout, Task
+    from peerwise.recipe.schema import Evaluation, Recipe, Rollout
     from peerwise.rewards.rubric import build
-    from peerwise.tasks.base import load_task
-    from peerwise.train.session import evaluate
 
-    samples = options.samples
-    temperature = options.temperature if options.temperature is not None else (0.0 if samples == 1 else 1.0)
-    task = Task(
-        name=options.task,
-        path=options.path,
-        eval_split=options.split,
-        template=options.template,
-        columns=dict(options.columns),
-    )
-    if options.params:
-        task = task.model_copy(update={"params": _params(options.params)})
-    settings = Evaluation(problems=options.problems, samples=samples, temperature=temperature)
+    task = _task(options)
+    temperature = options.temperature if options.temperature is not None else float(options.samples > 1)
+    settings = Evaluation(problems=options.problems, samples=options.samples, temperature=temperature)
     rollout = Rollout(engine=options.engine, max_new_tokens=options.max_new_tokens, max_branches=options.max_branches)
     check(Recipe(task=task, evaluation=settings, rollout=rollout))
-    data = load_task(
+    console = Console(quiet=options.json)
+    problems = _problems(task, options, console)
+    policy = load(options.model, dtype=options.dtype)
+    try:
+        record = {"model": options.model, "task": task.name} | measure(
+            policy,
+            problems,
+            {task.name: build(task.reward, last_number=task.last_number)},
+            task,
+            settings,
+            rollout,
+            split=options.split or "test",
+            seed=options.seed,
+            console=console,
+        )
+    finally:
+        console.close()
+    print(json.dumps(record, ensure_ascii=False) if options.json else _text(record))
+    return 0
+
+
+def _task(options: argparse.Namespace) -> Task:
+    from peerwise.recipe.schema import Task
+
+    return Task(
+        name=options.task,
+        path=options.path,
+        template=options.template,
+        last_number=not options.stated_only,
+        columns=dict(options.columns),
+        params=_params(options.params) if options.params else {},
+    )
+
+
+def _problems(task: Task, options: argparse.Namespace, console: Console) -> Sequence[Problem]:
+    """The problems to measure on, with what was left out said."""
+    from peerwise.evaluate.run import readable
+    from peerwise.tasks.base import load_evaluation
+
+    found = load_evaluation(
         task.name,
         path=task.path,
-        split=task.split,
-        eval_split=task.eval_split,
+        split=options.split,
         template=task.template,
         columns=task.columns,
         params=task.params,
         held_out=options.problems,
         seed=options.seed,
     )
-    if not data.held_out.problems:
-        raise DataError(f"task {task.name!r} has no held-out problems; check --path and --split")
-    policy = load(options.model, dtype=options.dtype)
-    console = Console(quiet=options.json)
-    try:
-        record = evaluate(
-            policy,
-            data.held_out.problems,
-            {task.name: build(task.reward)},
-            settings,
-            rollout,
-            seed=options.seed,
-            console=console,
-        )
-    finally:
-        console.close()
-    record = {"model": options.model, "task": task.name, "template": task.template} | record
-    print(json.dumps(record, ensure_ascii=False) if options.json else _text(record))
-    return 0
+    kept = readable(task.name, found)
+    if not kept.problems:
+        raise DataError(f"task {task.name!r} has no problems to measure on; check --path and --split")
+    if kept.dropped:
+        console.warn("left out: " + ", ".join(f"{count} {reason}" for reason, count in kept.dropped.items()))
+    return kept.problems
 
 
 def _params(text: str) -> dict[str, Any]:
@@ -107,11 +127,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="peerwise eval", description=SUMMARY, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="a folder, a hub name, or smollm2-135m-instruct")
     parser.add_argument("--task", default="arithmetic", help="arithmetic, gsm8k, math, files or reasoning-gym")
-    parser.add_argument("--path", help="local file or folder with the data; without it, generated or from the hub")
-    parser.add_argument("--split", help="split to measure on; without it, the task's own test split")
+    parser.add_argument("--path", help="local file (taken whole) or folder; without it, generated or from the hub")
+    parser.add_argument("--split", help="split to measure on (default: test)")
     parser.add_argument("--template", default="boxed", help="how a problem is asked (default %(default)s)")
     parser.add_argument(
         "--columns", nargs="+", type=pair, default=[], metavar="NAME=COLUMN", help="for files: prompt=question ..."
+    )
+    parser.add_argument(
+        "--stated-only", action="store_true", help="do not take the last number where no answer is stated"
     )
     parser.add_argument("--params", metavar="JSON", help="parameters of a generated task, as a JSON object")
     parser.add_argument("--problems", type=positive, help="how many problems (default: the whole split)")

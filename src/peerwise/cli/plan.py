@@ -47,7 +47,8 @@ def run(argv: Sequence[str]) -> int:
         warnings.append(missing)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    made = plan(recipe, shape=shape, num_problems=options.problems, seconds_per_step=seconds)
+    count = options.problems or _count(recipe)
+    made = plan(recipe, shape=shape, num_problems=count, seconds_per_step=seconds)
     print(json.dumps({**to_json(made), "warnings": warnings}, ensure_ascii=False) if options.json else render(made))
     return 0
 
@@ -74,6 +75,30 @@ def _help(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     else:
         load(argv[0], ["--help"])
     return 0
+
+
+def _count(recipe: Recipe) -> int | None:
+    """Training problems of all tasks, where they are generated or on disk; None when a hub would have to be asked."""
+    from peerwise.tasks.base import GENERATED, load_task
+
+    if any(task.path is None and task.name not in GENERATED for task in recipe.tasks):
+        return None
+    found = [
+        load_task(
+            task.name,
+            path=task.path,
+            split=task.split,
+            eval_split=task.eval_split,
+            template=task.template,
+            columns=task.columns,
+            params=task.params,
+            limit=task.limit,
+            held_out=recipe.evaluation.problems,
+            seed=recipe.run.seed,
+        )
+        for task in recipe.tasks
+    ]
+    return sum(len(data.train.problems) for data in found)
 
 
 def _timings(run: Path, recipe: Recipe) -> dict[str, float]:

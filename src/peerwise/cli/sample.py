@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from peerwise.cli.process import keep_freed_memory
 from peerwise.cli.words import Parser, not_negative, positive, share, whole
 from peerwise.errors import RequestError
+from peerwise.metrics.console import printable
 
 if TYPE_CHECKING:
     from peerwise.records import Message
@@ -29,6 +30,7 @@ def run(argv: Sequence[str]) -> int:
         raise RequestError("give either --prompt TEXT or --task NAME (with --index N)")
     keep_freed_memory()
     from peerwise.models.load import load
+    from peerwise.rewards.math import judge
     from peerwise.rollout.base import Request, SamplingParams, sample_key
     from peerwise.rollout.native.engine import NativeEngine
 
@@ -55,9 +57,11 @@ def run(argv: Sequence[str]) -> int:
         stream.end(answers[0].text)
     else:
         for index, answer in enumerate(answers, 1):
-            print(f"--- {index} of {options.n} ({answer.finish}, {len(answer.token_ids)} tokens)\n{answer.text}")
+            print(f"--- {index} of {options.n} ({answer.finish}, {len(answer.token_ids)} tokens)")
+            print(printable(answer.text))
     if gold is not None:
-        print(f"--- gold: {gold}")
+        right = sum(judge(answer.text, gold)[0] for answer in answers)
+        print(f"--- gold: {gold}; right: {right} of {len(answers)}")
     return 0
 
 
@@ -79,7 +83,7 @@ class _Stream:
         print()
 
     def _show(self, text: str) -> None:
-        sys.stdout.write(text[len(self.shown) :])
+        sys.stdout.write(printable(text)[len(printable(self.shown)) :])
         sys.stdout.flush()
         self.shown = text
 

@@ -9,12 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from peerwise import __version__
+from peerwise.errors import DataError
 from peerwise.evaluate.estimate import maj_at_k, mean_interval, pass_at_k, wilson
+from peerwise.metrics.console import Console
+from peerwise.models.load import Policy
+from peerwise.recipe.schema import Evaluation, Rollout, Task
 from peerwise.records import Completion, Group, Message, Problem
-from peerwise.rewards.rubric import Scorer, score_groups
+from peerwise.rewards.equal import equal
+from peerwise.rewards.rubric import Scorer, score_groups, verifiable
 from peerwise.rollout.base import Generator, Progress, Request, SamplingParams, sample_key
+from peerwise.rollout.native.engine import NativeEngine
+from peerwise.rollout.transformers import TransformersGenerator
+from peerwise.tasks.base import ProblemSet
 
 EXAMPLES = 3
+"""Problems whose first answers a record keeps, the first ones."""
+MOST_UNREADABLE = 0.05
+"""Share of gold answers that may be unreadable."""
 
 
 def answer(
@@ -72,6 +84,70 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
+def measure(
+    policy: Policy,
+    problems: Sequence[Problem],
+    scorer_for: Mapping[str, Scorer],
+    task: Task,
+    settings: Evaluation,
+    rollout: Rollout,
+    *,
+    split: str,
+    seed: int,
+    console: Console,
+) -> dict[str, Any]:
+    """`answer` and `summarise` as the settings say, and the record's own description of what was measured."""
+    params = SamplingParams(
+        max_new_tokens=settings.max_new_tokens or rollout.max_new_tokens,
+        temperature=settings.temperature,
+        stop=tuple(rollout.stop),
+    )
+    groups = answer(
+        make_generator(policy, rollout),
+        problems,
+        scorer_for,
+        policy.prompt_ids,
+        params,
+        samples=settings.samples,
+        seed=seed,
+        progress=lambda done, total: console.progress("evaluating", done, total),
+    )
+    return summarise(groups) | {
+        "split": split,
+        "settings": task.model_dump(exclude_defaults=True) | {"name": task.name, "template": task.template},
+        "temperature": params.temperature,
+        "max_new_tokens": params.max_new_tokens,
+        "stop": list(params.stop),
+        "engine": rollout.engine,
+        "dtype": str(policy.model.dtype).removeprefix("torch."),
+        "seed": seed,
+        "version": __version__,
+    }
+
+
+def make_generator(policy: Policy, rollout: Rollout) -> Generator:
+    """The engine that the settings name, on this policy."""
+    engine = NativeEngine if rollout.engine == "native" else TransformersGenerator
+    return engine(policy.model, decode=policy.decode, end_ids=policy.end_ids, max_branches=rollout.max_branches)
+
+
+def readable(task: str, problems: ProblemSet) -> ProblemSet:
+    """The problems whose gold answer can be read, the others counted: every answer to those would be wrong.
+
+    Raises:
+        DataError: more than MOST_UNREADABLE cannot, so the wrong column or format is likelier than a few bad rows.
+    """
+    kept = tuple(problem for problem in problems.problems if verifiable(problem))
+    lost = len(problems.problems) - len(kept)
+    if lost > len(problems.problems) * MOST_UNREADABLE:
+        first = next(problem for problem in problems.problems if not verifiable(problem))
+        raise DataError(
+            f"task {task!r}: the gold answer of {lost} of {len(problems.problems)} problems cannot be read, "
+            f"for example {first.id}: {first.answer[:80]!r}; give short final answers (or map the right column)"
+        )
+    return problems.without(kept, "gold answer that cannot be read")
+
+
 def example(group: Group) -> dict[str, Any]:
     """The first answer of a group as plain data, for showing."""
     completion, score = group.completions[0], group.scores[0]
@@ -87,8 +163,16 @@ def example(group: Group) -> dict[str, Any]:
 
 
 def _majority(group: Group) -> float:
-    answers = [score.extracted for score in group.scores]
-    return maj_at_k(answers, [score.correct for score in group.scores])
+    """Share of the vote's winners that are right; answers that are equal (1,000 and 1000) vote as one."""
+    candidates: list[str] = []
+    votes: list[str | None] = []
+    for score in group.scores:
+        answer = score.extracted
+        same = next((seen for seen in candidates if equal(answer, seen)), None)
+        if same is None and answer is not None:
+            candidates.append(answer)
+        votes.append(same or answer)
+    return maj_at_k(votes, [score.correct for score in group.scores])
 
 
 def _with_interval(values: Sequence[float]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ _STEP_TIME_DECAY = 0.9
 _HIDDEN_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _STEP_FIELDS = (
     ("reward/mean", "reward {:.3f}"),
+    ("grad_norm", "grad {:.2f}"),
     ("loss", "loss {:.4f}"),
     ("groups/informative", "informative {:.0%}"),
     ("speed/sampled_tokens_per_s", "sampling {:.0f} tok/s"),
@@ -76,10 +77,14 @@ class Console:
         self._accuracy: float | None = None
         self._warned: Counter[str] = Counter()
         self._log: Path | None = None
+        self._unlogged: list[str] = []
 
     def log_to(self, path: Path) -> None:
-        """From now on every line that is said, also under `quiet`, is appended to this file with its time."""
+        """Append every line that is said, also under `quiet`, to this file with its time; earlier lines come first."""
         self._log = path
+        for text in self._unlogged:
+            self._write_log(text)
+        self._unlogged.clear()
 
     def stage(self, name: str, method: str, steps: int) -> None:
         """A stage begins; the estimate of time left starts afresh."""
@@ -126,7 +131,7 @@ class Console:
     def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Records of evals.jsonl side by side: accuracy with 95 % interval, mean response length, reward."""
         table = Table(box=box.SIMPLE_HEAD)
-        for heading in ("when", "task", "problems", "accuracy [95 % interval]", "length (tokens)", "reward"):
+        for heading in ("when", "task", "problems", "accuracy [95 % interval]", "length (tokens)", "cut off", "reward"):
             table.add_column(heading, justify="left" if heading in ("when", "task") else "right")
         for row in rows:
             cells = (
@@ -135,6 +140,7 @@ class Console:
                 _number(row.get("n"), "{:d}"),
                 _accuracy(row),
                 _number(row.get("mean_tokens"), "{:.1f}"),
+                "-" if row.get("truncated") is None else _percent(row["truncated"]),
                 _number(row.get("reward"), "{:.3f}"),
             )
             table.add_row(*(Text(printable(cell)) for cell in cells))
@@ -207,10 +213,11 @@ class Console:
 
     def _write_log(self, text: str) -> None:
         if self._log is None:
+            self._unlogged.append(text)
             return
         try:
             with self._log.open("a", encoding="utf-8", errors="replace") as file:
-                file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {printable(text)}\n")
+                file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {printable(text).replace(chr(10), chr(10) + '    ')}\n")
         except OSError as error:
             self._print(f"warning: {self._log} cannot be written, no more is logged: {error.strerror}")
             self._log = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2.exceptions import TemplateError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -41,7 +42,11 @@ class Policy:
         A tokenizer without a chat template gets the contents, one blank line apart.
         """
         if self.tokenizer.chat_template:
-            ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+            try:
+                ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+            except TemplateError as error:
+                roles = ", ".join(message["role"] for message in messages)
+                raise ModelError(f"the model's chat template refuses messages of {roles}: {error}") from error
             return tuple(ids)
         text = "\n\n".join(message["content"] for message in messages) + "\n\n"
         return tuple(self.tokenizer(text)["input_ids"])
@@ -49,7 +54,8 @@ class Policy:
     def answer_ids(self, text: str) -> tuple[int, ...]:
         """A written answer as ids, with the end token that the model should learn to draw."""
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return (*ids, int(self.tokenizer.eos_token_id))
+        end = self.tokenizer.eos_token_id
+        return (*ids, min(self.end_ids) if end is None else int(end))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids as text without special tokens."""
@@ -75,11 +81,12 @@ def load(
     Raises:
         ModelError: nothing there, not reachable, or not a causal language model.
     """
-    source = _resolve(path)
     place = _device(device)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     transformers_logging.disable_progress_bar()
+    source = path
     try:
+        source = _resolve(path)
         config = AutoConfig.from_pretrained(source, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model = AutoModelForCausalLM.from_pretrained(
@@ -87,10 +94,21 @@ def load(
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(_explain(path, source, error)) from error
+    _refuse_unsupported(model)
     model = model.to(place).eval()
     if gradient_checkpointing:
         _checkpoint_activations(model)
     return Policy(model, tokenizer, end_ids(model, tokenizer), source)
+
+
+def _refuse_unsupported(model: PreTrainedModel) -> None:
+    """Packed rows need every layer to be attention: a layer that carries a state along the row would mix answers."""
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    if strange := sorted(kinds - {"full_attention", "sliding_attention"}):
+        raise ModelError(
+            f"{type(model).__name__} has layers of kind {', '.join(strange)}; "
+            "answers can share a prompt only in layers of full or sliding attention"
+        )
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:
@@ -121,7 +139,8 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.float32 if name == "float32" else torch.bfloat16
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    native: bool = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # type: ignore[no-untyped-call]
+    return torch.bfloat16 if native else torch.float32
 
 
 def _device(name: str) -> torch.device:

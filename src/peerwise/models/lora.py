@@ -40,20 +40,16 @@ def lora_layers(model: nn.Module) -> list[LoraLayer]:
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's weights with adapters folded in, under the names it has without them."""
+    """The model's weights with adapters folded in, float32, under the names it has without them."""
     state: dict[str, Tensor] = {}
     prefix_of = {f"{name}.base_layer.": layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
     for name, tensor in model.state_dict().items():
         if "lora_" in name:
             continue
         owner = next((prefix for prefix in prefix_of if name.startswith(prefix)), None)
-        if owner is None:
-            state[name] = tensor
-            continue
-        weight = tensor
-        if name == owner + "weight":
-            delta = prefix_of[owner].get_delta_weight("default")
-            weight = (tensor.float() + delta.float()).to(tensor.dtype)
+        weight = tensor.float() if tensor.is_floating_point() else tensor
+        if owner is not None and name == owner + "weight":
+            weight = weight + prefix_of[owner].get_delta_weight("default").float()
         state[name.replace(".base_layer.", ".")] = weight
     return state
 

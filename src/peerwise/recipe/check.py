@@ -138,12 +138,17 @@ def _reward_rules(key: str, task: Task) -> Iterator[Finding]:
     for part, weight in weights.items():
         if part not in REWARD_PARTS:
             yield _unknown(f"{key}.reward_weights.{part}", part, REWARD_PARTS)
-        if not math.isfinite(weight):
-            yield Finding(f"{key}.reward_weights.{part}: got {weight}, expected a finite number")
-    form = sum(abs(weight) for part, weight in weights.items() if part != "correct")
-    if task.reward == "parts" and form >= weights.get("correct", 0.0):
+        if not math.isfinite(weight) or weight < 0:
+            yield Finding(f"{key}.reward_weights.{part}: got {weight}, expected a finite number of 0 or more")
+    form, correct = sum(weight for part, weight in weights.items() if part != "correct"), weights.get("correct", 0.0)
+    if task.reward == "parts" and form > correct:
+        yield Finding(
+            f"{key}.reward_weights: the other parts together weigh {form:g}, more than correct = {correct:g}: a "
+            "well-formed wrong answer would beat a right one; raise correct or lower the others"
+        )
+    if task.reward == "parts" and form == correct > 0:
         yield _warning(
-            f"{key}.reward_weights: the other parts together weigh {form:g}, as much as correctness or more; "
+            f"{key}.reward_weights: the other parts together weigh {form:g}, as much as correctness; "
             "the model may learn form instead of answers"
         )
 

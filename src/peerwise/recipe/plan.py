@@ -248,7 +248,10 @@ def _stage_lines(stage: StagePlan) -> list[str]:
     else:
         lines.append(f"  memory           about {_gib(stage.peak_bytes)} at the peak (estimate)")
         lines += [f"    {_gib(term.bytes):>10}  {term.name} ({term.phase})" for term in stage.memory]
-    unknown = f"unknown; run `peerwise train RECIPE --stage.{stage.name}.steps 1`, then plan with --timed RUN"
+    unknown = (
+        f"unknown; run `peerwise train RECIPE --run.out TIMING --stage.{stage.name}.steps 2`, "
+        "then plan with --timed TIMING"
+    )
     known = "" if stage.seconds is None else f"about {_duration(stage.seconds)}, evaluations not counted"
     return [*lines, f"  time             {known or unknown}"]
 

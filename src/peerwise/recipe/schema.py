@@ -178,7 +178,7 @@ class Evaluation(Section):
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
     max_new_tokens: int | None = Field(None, ge=1)
-    """Longest answer; None takes the rollout's."""
+    """Longest answer; None takes the longest of the stages' rollouts."""
 
 
 class Stage(Section):

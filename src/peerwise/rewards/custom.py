@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ def _import(reward: str) -> Callable[[Problem, Completion], object]:
     if spec is None or spec.loader is None:
         raise RequestError(f"reward {reward!r}: {path!r} is not a Python file; {HOW}")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their own module up
     try:
         spec.loader.exec_module(module)
     except Exception as error:

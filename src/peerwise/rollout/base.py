@@ -72,9 +72,12 @@ def check_context(requests: Sequence[Request], params: SamplingParams, context: 
         )
 
 
-def sample_key(seed: int, step: int, problem_id: str, index: int) -> int:
-    """The 128-bit key of one sample: the same four things draw the same sample, whatever runs beside it."""
-    digest = hashlib.blake2b(f"{seed}\x1f{step}\x1f{problem_id}\x1f{index}".encode(), digest_size=16)
+def sample_key(seed: int, place: int, problem_id: str, index: int) -> int:
+    """The 128-bit key of one sample: the same four things draw the same sample, whatever runs beside it.
+
+    `place` is the problem's place in the stream, so that it is answered afresh when it comes round again.
+    """
+    digest = hashlib.blake2b(f"{seed}\x1f{place}\x1f{problem_id}\x1f{index}".encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")
 
 

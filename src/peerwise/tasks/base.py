@@ -13,9 +13,20 @@ from typing import Any
 from peerwise.errors import DataError, RequestError, nearest
 from peerwise.tasks import arithmetic, files, gsm8k, math, procedural, prompts, splits
 from peerwise.tasks.source import Pool, ProblemSet, Request, Task
-from peerwise.tasks.splits import drop_overlong
+from peerwise.tasks.splits import drop_overlong, without_questions
 
-__all__ = ["TASKS", "Pool", "ProblemSet", "Request", "Task", "TaskData", "drop_overlong", "load_task"]
+__all__ = [
+    "TASKS",
+    "Pool",
+    "ProblemSet",
+    "Request",
+    "Task",
+    "TaskData",
+    "drop_overlong",
+    "load_evaluation",
+    "load_task",
+    "without_questions",
+]
 
 TASKS: dict[str, Task] = {
     "arithmetic": arithmetic.load,
@@ -24,6 +35,8 @@ TASKS: dict[str, Task] = {
     "files": files.load,
     "reasoning-gym": procedural.load,
 }
+GENERATED = frozenset({"arithmetic", "reasoning-gym"})
+"""Tasks that make their problems; the others read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +45,8 @@ class TaskData:
 
     train: ProblemSet
     held_out: ProblemSet
+    split: str
+    """What the held-out problems are: the name of their split, or "held out of <split>"."""
 
 
 def load_task(
@@ -67,9 +82,49 @@ def load_task(
         held_out=held_out,
         seed=seed,
     )
-    train, evaluation = splits.hold_out(TASKS[name](request), held_out, seed)
+    pool = TASKS[name](request)
+    train, evaluation = splits.hold_out(pool, held_out, seed)
     train = splits.first(train, limit)
     if not train.problems:
         reasons = ", ".join(f"{count} {reason}" for reason, count in train.dropped.items()) or "the source is empty"
         raise DataError(f"task {name!r}: no training problem is left ({reasons}); give more data or hold out fewer")
-    return TaskData(train=train, held_out=evaluation)
+    own = eval_split or "test" if pool.test is not None else f"held out of {split}"
+    return TaskData(train=train, held_out=evaluation, split=own)
+
+
+def load_evaluation(
+    name: str,
+    *,
+    path: str | None = None,
+    split: str | None = None,
+    template: str = "boxed",
+    columns: Mapping[str, str] | None = None,
+    params: Mapping[str, Any] | None = None,
+    held_out: int | None = None,
+    seed: int = 0,
+) -> ProblemSet:
+    """Problems to measure a model on, with nothing set aside for training.
+
+    A single file is taken whole; of a folder or a hub data set `split` (None: "test"); of a generated task the problems
+    that a training run with the same seed holds out. `held_out` takes the first so many of a seeded shuffle, as a
+    training run does; None takes all.
+
+    Raises RequestError for an unknown task, template or parameter, DataError for data that cannot be used.
+    """
+    if name not in TASKS:
+        raise RequestError(f"unknown task {name!r}; {nearest(name, TASKS)}")
+    generated = name in GENERATED
+    request = Request(
+        path=path,
+        split="train" if generated else split or "test",
+        eval_split=split if generated else None,
+        template=prompts.get(template),
+        columns=columns or {},
+        params=params or {},
+        held_out=held_out,
+        seed=seed,
+    )
+    pool = TASKS[name](request)
+    problems = pool.test if generated and pool.test is not None else pool.train
+    chosen = splits.shuffled(problems.problems, seed, "held out")[:held_out]
+    return ProblemSet(problems=tuple(chosen), dropped=problems.dropped)

@@ -42,7 +42,12 @@ class Row:
             value = int(value)
         if isinstance(value, list | dict):
             raise DataError(f"{self.place}: column {column!r} is a {type(value).__name__}, expected text or a number")
-        return "" if value is None else str(value).strip()
+        text = "" if value is None else str(value).strip()
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise DataError(f"{self.place}: column {column!r} holds half a character ({error.reason})") from None
+        return text
 
 
 def pool(request: Request, read_split: Callable[[str], ProblemSet], own_test: str | None) -> Pool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from peerwise.errors import DataError
 from peerwise.records import Problem
+from peerwise.tasks.prompts import TEMPLATES
 from peerwise.tasks.source import Pool, ProblemSet
 
 MOST_HELD_OUT = 256
@@ -23,8 +24,11 @@ LIMIT = "beyond the limit"
 
 
 def question_key(problem: Problem) -> str:
-    """Case and white space folded: two problems with the same key ask the same question."""
+    """Case and white space folded, the template's instruction left out: equal keys ask the same question."""
     text = "\n".join(message["content"] for message in problem.messages)
+    for template in TEMPLATES.values():
+        if template.instruction and text.endswith(template.instruction):
+            text = text.removesuffix(template.instruction)
     return " ".join(text.casefold().split())
 
 

@@ -58,9 +58,10 @@ def save(run: Path, state: State, policy: Policy, weights: MasterWeights, optimi
         CheckpointError: it could not be written; earlier checkpoints are untouched.
     """
     target = run / FOLDER / f"step-{state.global_step}"
-    beside = target.with_name(f".{target.name}.partial")
+    beside, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
     try:
-        shutil.rmtree(beside, ignore_errors=True)
+        for leftover in target.parent.glob(".step-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         (beside / "trainer").mkdir(parents=True)
         _write_model(beside, policy, weights)
         # A complete stage starts no further step, and the next one starts with fresh moments.
@@ -68,8 +69,9 @@ def save(run: Path, state: State, policy: Policy, weights: MasterWeights, optimi
             save_file(_plain(optimizer.state()), beside / "trainer" / "optimizer.safetensors")
         (beside / "trainer" / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(old)
         beside.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         raise CheckpointError(
@@ -128,10 +130,9 @@ def _write_model(folder: Path, policy: Policy, weights: MasterWeights) -> None:
     state = {name: tensor for name, tensor in state.items() if name not in model.all_tied_weights_keys}
     model.save_pretrained(folder, state_dict=_plain(state), max_shard_size="1TB")
     policy.tokenizer.save_pretrained(folder)
-    if not lora_layers(model):
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config["dtype"] = "float32"
-        (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["dtype"] = "float32"
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def _plain(tensors: dict[str, Tensor] | dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from peerwise.records import Group, Problem
 from peerwise.rewards.rubric import score_groups
 from peerwise.rollout.base import Request, SamplingParams, sample_key
 from peerwise.train.optimizer import Optimizer
-from peerwise.train.schedule import learning_rate
+from peerwise.train.schedule import stage_rate
 from peerwise.train.session import Session
 from peerwise.train.step import policy_step
 
@@ -107,14 +107,7 @@ class Grpo:
 
     def _update(self, step: int) -> Metrics:
         settings = self.stage.optimizer
-        rate = learning_rate(
-            step,
-            peak=settings.learning_rate,
-            steps=self.stage.steps,
-            warmup_steps=settings.warmup_steps,
-            schedule=settings.schedule,
-            final_fraction=settings.final_fraction,
-        )
+        rate = stage_rate(self.stage, step)
         metrics = policy_step(
             self.session.policy,
             self.groups,

@@ -5,6 +5,21 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from peerwise.recipe.schema import Stage
+
+
+def stage_rate(stage: Stage, step: int) -> float:
+    """The learning rate of a stage's step, counted from 0."""
+    settings = stage.optimizer
+    return learning_rate(
+        step,
+        peak=settings.learning_rate,
+        steps=stage.steps,
+        warmup_steps=settings.warmup_steps,
+        schedule=settings.schedule,
+        final_fraction=settings.final_fraction,
+    )
+
 
 def learning_rate(
     step: int,

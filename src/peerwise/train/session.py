@@ -7,31 +7,25 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from peerwise import __version__
 from peerwise.errors import DataError, RecipeError
-from peerwise.evaluate.run import answer, summarise
+from peerwise.evaluate.run import make_generator, measure, readable
 from peerwise.metrics.console import Console
 from peerwise.metrics.write import RunFiles
 from peerwise.models.load import Policy, load
 from peerwise.models.lora import add_lora
-from peerwise.recipe.schema import Evaluation, Recipe, Rollout, Task
+from peerwise.recipe.schema import Recipe, Rollout, Task
 from peerwise.records import Problem
-from peerwise.rewards.rubric import Scorer, build, verifiable
-from peerwise.rollout.base import Generator, SamplingParams
-from peerwise.rollout.native.engine import NativeEngine
-from peerwise.rollout.transformers import TransformersGenerator
-from peerwise.tasks.base import ProblemSet, drop_overlong, load_task
+from peerwise.rewards.rubric import Scorer, build
+from peerwise.rollout.base import Generator
+from peerwise.tasks.base import ProblemSet, TaskData, drop_overlong, load_task, without_questions
 from peerwise.tasks.order import Order
-
-MOST_UNREADABLE = 0.05
-"""Share of gold answers that may be unreadable; those problems are left out, above it the run does not start."""
 
 
 @dataclass(slots=True)
@@ -42,13 +36,12 @@ class Problems:
     held_out: dict[str, tuple[Problem, ...]] = field(default_factory=dict)
     scorers: dict[str, Scorer] = field(default_factory=dict)
     tasks: dict[str, Task] = field(default_factory=dict)
+    splits: dict[str, str] = field(default_factory=dict)
+    """What the held-out problems of each task are."""
 
     def order(self, seed: int) -> Order:
         """The stream of training problems, tasks mixed by weight."""
         return Order(list(self.train.values()), [task.weight for task in self.tasks.values()], seed=seed)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.train.values()))
 
 
 @dataclass(slots=True)
@@ -74,25 +67,28 @@ class Session:
         """The engine a stage samples with."""
         return make_generator(self.policy, rollout)
 
+    @property
+    def evaluation_rollout(self) -> Rollout:
+        """How every evaluation of the run samples: as the stage with the longest answers, so that all are alike."""
+        return max((stage.rollout for stage in self.recipe.stage.values()), key=lambda r: r.max_new_tokens)
+
     def evaluate(self, *, stage: str, step: int, global_step: int, at: str) -> list[dict[str, Any]]:
         """Measure on every task's held-out problems; show and return the records, and write them together."""
         records = []
         for label, problems in self.problems.held_out.items():
-            record = evaluate(
+            task = self.problems.tasks[label]
+            where = {"stage": stage, "step": step, "global_step": global_step, "at": at, "task": label}
+            record = where | measure(
                 self.policy,
                 problems,
                 {label: self.problems.scorers[label]},
+                task,
                 self.recipe.evaluation,
-                self.recipe.rollout,
+                self.evaluation_rollout,
+                split=self.problems.splits[label],
                 seed=self.recipe.run.seed,
                 console=self.console,
             )
-            task = self.problems.tasks[label]
-            record = {"stage": stage, "step": step, "global_step": global_step, "at": at, "task": label} | {
-                "split": task.eval_split or "held out",
-                "template": task.template,
-                **record,
-            }
             self.console.evaluation(record)
             records.append(record)
         for record in records:
@@ -140,13 +136,18 @@ def load_policy(recipe: Recipe) -> Policy:
 
 
 def load_problems(recipe: Recipe, console: Console) -> Problems:
-    """Every task of the recipe, cleaned, with what was left out told in one line each."""
+    """Every task of the recipe, cleaned; no task's held-out question is trained on by any task.
+
+    Raises:
+        DataError: nothing to train or to evaluate on, golds that cannot be read, an sft stage without solutions.
+    """
     problems = Problems()
+    found: dict[str, TaskData] = {}
     for settings in recipe.tasks:
         label = settings.name
         while label in problems.tasks:
             label = f"{settings.name}-{len(problems.tasks) + 1}"
-        data = load_task(
+        found[label] = load_task(
             settings.name,
             path=settings.path,
             split=settings.split,
@@ -159,85 +160,30 @@ def load_problems(recipe: Recipe, console: Console) -> Problems:
             seed=recipe.run.seed,
         )
         problems.tasks[label] = settings
+        problems.splits[label] = found[label].split
         problems.scorers[label] = build(settings.reward, settings.reward_weights, last_number=settings.last_number)
-        problems.train[label] = _readable(label, _labelled(data.train, label), console)
-        problems.held_out[label] = _readable(label, _labelled(data.held_out, label), console)
-        dropped = ", ".join(f"{count} {reason}" for reason, count in data.train.dropped.items() if count)
-        console.note(
-            f"task {label}: {len(data.train.problems)} to train on, {len(data.held_out.problems)} held out"
-            + (f"; left out: {dropped}" if dropped else "")
-        )
+    held_out = [problem for data in found.values() for problem in data.held_out.problems]
+    for label, data in found.items():
         if not data.held_out.problems:
             raise DataError(
                 f"task {label!r} has no problem left to be held out for evaluation; give more problems, a test split "
                 "(--task.eval-split) or hold out fewer (--evaluation.problems)"
             )
+        train = readable(label, without_questions(data.train, held_out))
+        if not train.problems:
+            raise DataError(f"task {label!r}: every training problem is held out for evaluation by some task")
+        problems.train[label] = _labelled(train, label)
+        problems.held_out[label] = _labelled(readable(label, data.held_out), label)
+        for what, members in (("to train on", train), (f"held out ({data.split})", data.held_out)):
+            dropped = ", ".join(f"{count} {reason}" for reason, count in members.dropped.items() if count)
+            count = len(members.problems)
+            console.note(f"task {label}: {count} {what}" + (f"; left out: {dropped}" if dropped else ""))
     _check_solutions(problems, recipe)
     return problems
 
 
-def make_generator(policy: Policy, rollout: Rollout) -> Generator:
-    """The engine that the settings name, on this policy."""
-    engine = NativeEngine if rollout.engine == "native" else TransformersGenerator
-    return engine(policy.model, decode=policy.decode, end_ids=policy.end_ids, max_branches=rollout.max_branches)
-
-
-def evaluate(
-    policy: Policy,
-    problems: Sequence[Problem],
-    scorers: dict[str, Scorer],
-    settings: Evaluation,
-    rollout: Rollout,
-    *,
-    seed: int,
-    console: Console,
-) -> dict[str, Any]:
-    """One evaluation record, without the names of where in a run it was made."""
-    params = SamplingParams(
-        max_new_tokens=settings.max_new_tokens or rollout.max_new_tokens,
-        temperature=settings.temperature,
-        stop=tuple(rollout.stop),
-    )
-    groups = answer(
-        make_generator(policy, rollout),
-        problems,
-        scorers,
-        policy.prompt_ids,
-        params,
-        samples=settings.samples,
-        seed=seed,
-        progress=lambda done, total: console.progress("evaluating", done, total),
-    )
-    return summarise(groups) | {
-        "temperature": params.temperature,
-        "max_new_tokens": params.max_new_tokens,
-        "seed": seed,
-        "version": __version__,
-    }
-
-
 def _labelled(problems: ProblemSet, label: str) -> tuple[Problem, ...]:
     return tuple(p if p.task == label else replace(p, task=label) for p in problems.problems)
-
-
-def _readable(label: str, problems: Sequence[Problem], console: Console) -> tuple[Problem, ...]:
-    """The problems whose gold answer can be read: every answer to the others would count as wrong.
-
-    Raises:
-        DataError: more than one in twenty cannot, so the wrong column or format is likelier than a few bad rows.
-    """
-    unreadable = [problem for problem in problems if not verifiable(problem)]
-    if not unreadable:
-        return tuple(problems)
-    example = f"for example {unreadable[0].id}: {unreadable[0].answer[:80]!r}"
-    if len(unreadable) > len(problems) * MOST_UNREADABLE:
-        raise DataError(
-            f"task {label!r}: the gold answer of {len(unreadable)} of {len(problems)} problems cannot be read, "
-            f"{example}; give short final answers (or map the right column)"
-        )
-    console.note(f"task {label}: left out {len(unreadable)} problems whose gold answer cannot be read, {example}")
-    gone = {problem.id for problem in unreadable}
-    return tuple(problem for problem in problems if problem.id not in gone)
 
 
 def _check_solutions(problems: Problems, recipe: Recipe) -> None:
@@ -252,13 +198,13 @@ def _check_solutions(problems: Problems, recipe: Recipe) -> None:
 
 def _fit(problems: Problems, policy: Policy, recipe: Recipe, console: Console) -> None:
     """Leave out over-long prompts, counted, and refuse answers that the model's context cannot hold."""
-    rollouts = [recipe.rollout, *(stage.rollout for stage in recipe.stage.values())]
+    rollouts = [stage.rollout for stage in recipe.stage.values()]
     limit = min(rollout.max_prompt_tokens for rollout in rollouts)
     longest = 0
     for name, split in (("train", problems.train), ("held out", problems.held_out)):
         for label, members in split.items():
             lengths = {problem.id: len(policy.prompt_ids(problem.messages)) for problem in members}
-            kept = _without_overlong(ProblemSet(problems=members), lengths, limit)
+            kept = drop_overlong(ProblemSet(problems=members), _looked_up(lengths), limit)
             for reason, count in kept.dropped.items():
                 console.note(f"task {label}, {name}: left out {count} problems: {reason}")
             split[label] = kept.problems
@@ -271,5 +217,5 @@ def _fit(problems: Problems, policy: Policy, recipe: Recipe, console: Console) -
         )
 
 
-def _without_overlong(problems: ProblemSet, lengths: Mapping[str, int], limit: int) -> ProblemSet:
-    return drop_overlong(problems, lambda problem: lengths[problem.id], limit)
+def _looked_up(lengths: Mapping[str, int]) -> Callable[[Problem], int]:
+    return lambda problem: lengths[problem.id]

@@ -11,7 +11,7 @@ from peerwise.recipe.schema import Stage
 from peerwise.records import Problem
 from peerwise.tasks.order import Order
 from peerwise.train.optimizer import Optimizer
-from peerwise.train.schedule import learning_rate
+from peerwise.train.schedule import stage_rate
 from peerwise.train.session import Session
 from peerwise.train.step import imitation_step
 
@@ -58,14 +58,7 @@ class Sft:
         self.examples = self.order.take(position, self.per_step)
         examples = [(policy.prompt_ids(p.messages), policy.answer_ids(p.solution or "")) for p in self.examples]
         settings = self.stage.optimizer
-        rate = learning_rate(
-            step,
-            peak=settings.learning_rate,
-            steps=self.stage.steps,
-            warmup_steps=settings.warmup_steps,
-            schedule=settings.schedule,
-            final_fraction=settings.final_fraction,
-        )
+        rate = stage_rate(self.stage, step)
         metrics = imitation_step(
             policy,
             examples,

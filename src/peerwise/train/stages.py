@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from peerwise.errors import CheckpointError, RunFolderError, TrainingError
+from peerwise.errors import CheckpointError, RewardError, RunFolderError, TrainingError
 from peerwise.evaluate.estimate import bootstrap_difference
 from peerwise.metrics.console import Console
 from peerwise.metrics.write import EVALS_FILE, read_rows
@@ -122,8 +122,15 @@ class _Run:
             restore(latest[0], self.session.policy, self.weights, optimizer)
             start = latest[1].step
         self.console.stage(name, stage.method, stage.steps)
+        state = None if latest is None else latest[1]
         for step in range(start, stage.steps):
-            self._step(method, name, stage, step, before + step + 1)
+            try:
+                self._step(method, name, stage, step, before + step + 1)
+            except RewardError:
+                # The reward is the user's to mend; what was learned so far must not be the price.
+                if state is not None:
+                    save(self.folder, state, self.session.policy, self.weights, optimizer)
+                raise
             state = State(
                 stage=name,
                 step=step + 1,
@@ -147,10 +154,8 @@ class _Run:
         metrics = method.step(step, step * method.per_step)
         metrics.add("time/step", time.perf_counter() - started)
         metrics.add("memory/peak", _peak_memory())
-        finite = all(math.isfinite(metrics.resolve()[key]) for key in ("loss", "grad_norm"))
-        if not finite:
-            metrics.add("skipped/steps", 1)
         values = metrics.resolve()
+        finite = not values.get("skipped/steps") and math.isfinite(values["loss"])
         self.session.files.metrics(name, step + 1, values, global_step=global_step)
         self.console.step(name, step + 1, stage.steps, values)
         if isinstance(method, Grpo):
@@ -182,12 +187,12 @@ class _Run:
             )
 
     def _count_bad(self, finite: bool, method: Sft | Grpo, global_step: int) -> None:
-        """A non-finite step has moved nothing; several in a row end the run."""
+        """An update that is not finite has moved nothing; steps with one, several in a row, end the run."""
         self.bad_steps = 0 if finite else self.bad_steps + 1
         if finite:
             return
         method.save_batch(f"step-{global_step}")
-        self.console.warn("a loss or gradient was not finite; that step was left out and its batch saved in bad/")
+        self.console.warn("a loss or gradient was not finite; that update was left out and its batch saved in bad/")
         if self.bad_steps >= self.recipe.run.max_bad_steps:
             raise TrainingError(
                 f"{self.bad_steps} steps in a row gave a loss or gradient that is not finite. Their batches are in "
@@ -297,6 +302,7 @@ def _first_interrupt_asks(ask: Callable[[], None]) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         ask()
 
     try:

@@ -5,6 +5,7 @@ Knows nothing of tasks, rewards or run folders: groups with advantages come in, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -101,7 +102,7 @@ def policy_step(
                 optimizer.weights.collect()
                 loss += float(result.loss.detach()) / updates
                 _measure(metrics, result, entropies)
-            metrics.add("grad_norm", optimizer.step(learning_rate))
+            _move(metrics, optimizer, learning_rate)
     metrics.add("loss", loss)
     return metrics
 
@@ -134,8 +135,16 @@ def imitation_step(
             total += float(loss.detach())
             metrics.add("entropy/mean", float(entropies.sum()), len(entropies))
     metrics.add("loss", total)
-    metrics.add("grad_norm", optimizer.step(learning_rate))
+    _move(metrics, optimizer, learning_rate)
     return metrics
+
+
+def _move(metrics: Metrics, optimizer: Optimizer, learning_rate: float) -> None:
+    """One optimizer update; one that is left out because its gradient is not finite is counted."""
+    norm = optimizer.step(learning_rate)
+    metrics.add("grad_norm", norm)
+    if not math.isfinite(norm):
+        metrics.add("skipped/steps", 1)
 
 
 def _make_batch(
