@@ -107,15 +107,24 @@ def _span(group: PackedGroup, start: int, device: torch.device) -> _Span:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The output layer as plain tensors. weight [V, hidden], bias [V] or None, softcap of the logits or None."""
+    """The output layer: layer maps [N, hidden] to [N, V]; softcap of the logits or None."""
 
-    weight: Tensor
-    bias: Tensor | None
+    layer: nn.Linear
     softcap: float | None
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, hidden]"""
+        return self.layer.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[V] or None."""
+        return self.layer.bias
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, V] float32."""
-        logits = nn.functional.linear(hidden, self.weight, self.bias).float()
+        logits: Tensor = self.layer(hidden).float()
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 
@@ -131,7 +140,7 @@ def head_of(model: PreTrainedModel) -> Head:
     for key in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
         if getattr(model.config, key, None) not in (None, 1, 1.0):
             raise ModelError(f"{type(model).__name__}: logits scaled by config.{key} are not supported")
-    return Head(layer.weight, layer.bias, getattr(model.config, "final_logit_softcapping", None))
+    return Head(layer, getattr(model.config, "final_logit_softcapping", None))
 
 
 def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:

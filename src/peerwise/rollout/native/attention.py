@@ -75,9 +75,10 @@ class DecodePlan(AttentionPlan):
                 query @ own_k[:n, :, :t].transpose(2, 3),
             ],
             dim=-1,
-        ).float()  # [n, K, R, P + T]
+        )  # [n, K, R, P + T]
         if rule.softcap is not None:
-            scores = torch.tanh(scores / rule.softcap) * rule.softcap
+            scores = torch.tanh(scores.float() / rule.softcap) * rule.softcap
+        # The mask is float32, and so is the sum.
         weights = (scores + self._mask(rule.window)).softmax(-1).to(v.dtype)
         out = self._to_branches(self._to_groups(weights[..., :p]) @ prompt_v, query)
         out = out + weights[..., p:] @ own_v[:n, :, :t]

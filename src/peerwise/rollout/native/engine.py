@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from peerwise.errors import TrainingError
 from peerwise.models.attention import NAME, use_attention
 from peerwise.models.forward import head_of, hidden_states
+from peerwise.models.packed import packed_linears
 from peerwise.records import Completion
 from peerwise.rollout.base import (
     Generator,
@@ -72,7 +73,7 @@ class NativeEngine(Generator):
         training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode(), use_attention(self.model, NAME):
+            with torch.inference_mode(), use_attention(self.model, NAME), packed_linears(self.model):
                 return _Generation(self, requests, params, progress, on_token).run()
         finally:
             self.model.train(training)
