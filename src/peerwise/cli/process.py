@@ -13,7 +13,7 @@ def keep_freed_memory() -> None:
     """Have glibc keep large freed blocks for the next tensor instead of returning them to the system.
 
     A training step allocates and frees the same tens of megabytes hundreds of times; by default each round maps and
-    zeroes fresh pages. On two cores this cost a quarter to a half of a supervised step (benchmarks/allocator.py).
+    zeroes fresh pages. `benchmarks/allocator.py` measures what this saves.
     Does nothing where the C library is not glibc.
     """
     if sys.platform.startswith("linux") and platform.libc_ver()[0] == "glibc":
