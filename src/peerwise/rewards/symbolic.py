@@ -33,11 +33,6 @@ def same(one: str, other: str) -> bool:
     return bool(left == right)
 
 
-def readable(text: str) -> bool:
-    """Whether `text` can be read as an expression or equation."""
-    return _parse(text) is not None
-
-
 def _parse(text: str) -> Any:
     text = _FUNCTIONS.sub(r"\\\1", text).replace("**", "^").replace("*", "\\cdot ")
     text = _SLOPPY_ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
