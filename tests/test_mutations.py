@@ -24,6 +24,7 @@ LORA = "tests/models/test_lora.py"
 LOGPROBS = "tests/algo/test_golden_logprobs.py"
 OPTIMIZER = "tests/train/test_optimizer.py::"
 STEP = "tests/train/test_step.py::"
+LEAN = "tests/models/test_lean.py::test_the_lean_decoder_gives_the_hidden_states_of_the_modules[mistral]"
 ENDINGS = "tests/rollout/test_native_endings.py::"
 
 ACCUMULATION = STEP + "test_one_answer_at_a_time_and_all_at_once_move_the_weights_alike"
@@ -244,6 +245,27 @@ FAULTS = [
         "token in self.engine.end_ids",
         "token in {*self.engine.end_ids, self.model.config.pad_token_id}",
         ENDINGS + "test_a_pad_token_that_is_no_end_token_is_a_token_like_any_other",
+    ),
+    Fault(
+        "the lean decoder rotates the wrong way",
+        "models/lean.py",
+        "torch.cat([-first, second], dim=-1)",
+        "torch.cat([first, -second], dim=-1)",
+        LEAN,
+    ),
+    Fault(
+        "the lean decoder forgets the window",
+        "models/lean.py",
+        "AttentionRule(attention.scaling, window, None)",
+        "AttentionRule(attention.scaling, None, None)",
+        LEAN,
+    ),
+    Fault(
+        "a branch sees beyond its answer",
+        "rollout/native/attention.py",
+        "own <= self.lengths[:, None]",
+        "own >= 0",
+        "tests/rollout/test_native.py::test_sampled_answers_of_uneven_length_have_the_trainers_logprobs[llama]",
     ),
 ]
 

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 from peerwise.records import Completion
 from peerwise.rollout.base import Request, SamplingParams, sample_key
-from peerwise.rollout.native.cache import FIRST_ROOM
+from peerwise.rollout.native.attention import MIN_SHARED
+from peerwise.rollout.native.cache import GROWTH
 from peerwise.rollout.transformers import TransformersGenerator
 from tiny_models import CONFIGS, END, tiny
 
@@ -54,6 +55,18 @@ def test_sampled_answers_of_uneven_length_have_the_trainers_logprobs(name):
         assert sampled_logprobs(answers) == pytest.approx(
             trainer_logprobs(model, requests, answers, temperature), abs=1e-4
         )
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("common", [MIN_SHARED - 1, MIN_SHARED, MIN_SHARED + 9])
+def test_prompts_that_begin_alike_are_answered_as_each_alone(name, common):
+    model = tiny(name)
+    begin = tuple(4 + (7 * i) % 90 for i in range(common))
+    # One prompt is nothing but the common beginning and one more token; one has a rest longer than any window.
+    prompts = [(*begin, 50), (*begin, 60, 61, 62, 63, 64, 65, 66), (*begin, 70, 71)]
+    params = SamplingParams(max_new_tokens=8, temperature=0.0)
+    found = drawn(engine(model, max_branches=5), asked(prompts, 2), params)
+    assert found == [[tuple(generated(model, prompt, 8, [END]))] * 2 for prompt in prompts]
 
 
 def test_greedy_logprobs_are_the_trainers_at_temperature_one():
@@ -168,7 +181,7 @@ def test_no_requests_and_requests_without_keys_give_no_answers():
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_answers_outgrow_the_first_room_of_the_cache(name):
     model = tiny(name)
-    count = 2 * FIRST_ROOM + 10
+    count = 9 * GROWTH + 10
     # 5 ends some answers early, so places move before and after the cache has grown.
     ends = [5, NEVER]
     found = drawn(
@@ -182,8 +195,8 @@ def test_answers_outgrow_the_first_room_of_the_cache(name):
 def test_sampled_answers_longer_than_the_first_room_have_the_trainers_logprobs():
     model = tiny("llama")
     requests = asked(PROMPTS, 3)
-    answers = engine(model, [4, 30], max_branches=4).generate(requests, SamplingParams(max_new_tokens=FIRST_ROOM + 20))
-    assert max(len(answer.token_ids) for of_request in answers for answer in of_request) > FIRST_ROOM
+    answers = engine(model, [4, 30], max_branches=4).generate(requests, SamplingParams(max_new_tokens=4 * GROWTH + 20))
+    assert max(len(answer.token_ids) for of_request in answers for answer in of_request) > 4 * GROWTH
     assert sampled_logprobs(answers) == pytest.approx(trainer_logprobs(model, requests, answers, 1.0), abs=1e-4)
 
 

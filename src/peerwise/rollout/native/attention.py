@@ -3,47 +3,79 @@
 A decode step is two small matrix products and one softmax: the branches of a group read their prompt's keys and
 values together, as one product per group, and each reads its own answer.
 
-Shapes: n branches, g groups, W most branches of one group, H query heads, K key/value heads, R = H / K, P longest
-prompt, T longest answer so far, D head size.
+Shapes: n branches, g groups, W most branches of one group, H query heads, K key/value heads, R = H / K, P room for
+a prompt, T room for an answer, D head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise, takewhile
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from peerwise.models.attention import AttentionPlan, AttentionRule
-from peerwise.models.forward import PackedGroup, SharedPromptAttention
+from peerwise.models.forward import PackedGroup, pack
 from peerwise.rollout.native.cache import Cache, write_prompt, write_tokens
+
+MIN_SHARED = 16
+"""Common first tokens of prompts that are worth computing once. Below it the padding of the rest costs more."""
 
 
 class PrefillPlan(AttentionPlan):
-    """Prompts side by side in one row; each sees itself, and its keys and values go to its place in the cache."""
+    """Prompts side by side in one row; each sees itself, and its keys and values go to its place in the cache.
+
+    What the prompts begin with alike (a system message, worked examples) is computed once for all of them, just as a
+    prompt is for its completions. `packed` is the row; `last` [prompts] says where each prompt's last token stands.
+    """
 
     def __init__(self, prompts: Sequence[tuple[int, ...]], places: Sequence[int], cache: Cache, device: torch.device):
         self.places, self.cache = places, cache
-        self.inner = SharedPromptAttention([PackedGroup(prompt=prompt, completions=()) for prompt in prompts], device)
+        self.shared = _shared(prompts)
+        if self.shared:
+            rest = tuple(prompt[self.shared :] for prompt in prompts)
+            groups = [PackedGroup(prompt=prompts[0][: self.shared], completions=rest)]
+        else:
+            groups = [PackedGroup(prompt=prompt, completions=()) for prompt in prompts]
+        self.packed = pack(groups, device)
+        ends = self.shared + np.cumsum([len(prompt) - self.shared for prompt in prompts])
+        self.rows = [slice(start, end) for start, end in pairwise([self.shared, *ends.tolist()])]
+        self.last = [row.stop - 1 for row in self.rows]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
         """[1, H, N, D] over all prompts -> [1, H, N, D]."""
-        for span, place in zip(self.inner.spans, self.places, strict=True):
-            row = slice(span.start, span.start + span.prompt)
-            write_prompt(self.cache.prompts, layer, place, k[:, :, row], v[:, :, row])
-        return self.inner.attend(layer, q, k, v, rule)
+        store = self.cache.prompts
+        for row, place in zip(self.rows, self.places, strict=True):
+            write_prompt(store, layer, place, 0, k[:, :, : self.shared], v[:, :, : self.shared])
+            write_prompt(store, layer, place, self.shared, k[:, :, row], v[:, :, row])
+        return self.packed.plan.attend(layer, q, k, v, rule)
+
+
+def _shared(prompts: Sequence[tuple[int, ...]]) -> int:
+    """How many first tokens to compute once; each prompt keeps at least its last for itself."""
+    if len(prompts) < 2:
+        return 0
+    columns = zip(*(prompt[:-1] for prompt in prompts), strict=False)
+    shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return shared if shared >= MIN_SHARED else 0
 
 
 class DecodePlan(AttentionPlan):
-    """One new token for each branch: it sees its group's prompt and its own answer."""
+    """One new token for each branch: it sees its group's prompt and its own answer.
+
+    Products run over the whole room of the cache, not over the part in use: a slice of it is not dense, and the
+    matrix library would copy it on every call. What lies beyond a branch's length is masked.
+    """
 
     def __init__(self, groups: Sequence[int], lengths: Sequence[int], cache: Cache, device: torch.device) -> None:
         """groups: [n] each branch's place among the prompts; lengths: [n] answer tokens already in the cache."""
         self.cache = cache
         self.lengths = torch.tensor(lengths, device=device)
-        self.longest = max(lengths) + 1
+        # One number when all branches are in step, which makes writing to the cache a plain copy.
+        self.at: int | Tensor = lengths[0] if len(set(lengths)) == 1 else self.lengths
         self.prompt_lengths = torch.tensor(cache.prompt_lengths, device=device)
-        self.longest_prompt = max(cache.prompt_lengths)
         self.groups = torch.tensor(groups, device=device)
         members: list[list[int]] = [[] for _ in cache.prompt_lengths]
         place = []
@@ -51,9 +83,14 @@ class DecodePlan(AttentionPlan):
             place.append((group, len(members[group])))
             members[group].append(branch)
         self.width = max(map(len, members))
-        # [g, W] branches of each group (0 where there are fewer), and where each branch stands in that table.
-        self.members = torch.tensor([m + [0] * (self.width - len(m)) for m in members], device=device)
-        self.place = torch.tensor([g * self.width + w for g, w in place], device=device)
+        # [g * W] the branches of each group (0 where there are fewer), and [n] where each branch stands in that list;
+        # both None when the branches lie in that order anyway.
+        self.members: Tensor | None = None
+        self.place: Tensor | None = None
+        order = [branch for row in members for branch in row + [0] * (self.width - len(row))]
+        if order != list(range(len(groups))):
+            self.members = torch.tensor(order, device=device)
+            self.place = torch.tensor([g * self.width + w for g, w in place], device=device)
         self._masks: dict[int | None, Tensor] = {}
 
     @property
@@ -63,43 +100,46 @@ class DecodePlan(AttentionPlan):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
         """[1, H, n, D] -> [1, H, n, D]."""
-        own_k, own_v = write_tokens(self.cache.answers, layer, self.lengths, k, v)
-        n, heads, kv_heads, size = q.shape[2], q.shape[1], k.shape[1], q.shape[3]
-        g, p, t = len(self.prompt_lengths), self.longest_prompt, self.longest
-        prompt_k = self.cache.prompts.k[layer][:g, :, :p]
-        prompt_v = self.cache.prompts.v[layer][:g, :, :p]
-        query = (q[0] * rule.scale).transpose(0, 1).reshape(n, kv_heads, -1, size)  # [n, K, R, D]
+        own_k, own_v = write_tokens(self.cache.answers, layer, self.at, k, v)
+        n, heads, kv_heads = q.shape[2], q.shape[1], k.shape[1]
+        g, p = len(self.prompt_lengths), self.cache.prompts.room
+        prompt_k, prompt_v = self.cache.prompts.k[layer][:g], self.cache.prompts.v[layer][:g]
+        query = q[0].transpose(0, 1).reshape(n, kv_heads, heads // kv_heads, q.shape[3])  # [n, K, R, D]
         scores = torch.cat(
             [
                 self._to_branches(self._to_groups(query) @ prompt_k.transpose(2, 3), query),
-                query @ own_k[:n, :, :t].transpose(2, 3),
+                query @ own_k[:n].transpose(2, 3),
             ],
             dim=-1,
         )  # [n, K, R, P + T]
-        if rule.softcap is not None:
-            scores = torch.tanh(scores.float() / rule.softcap) * rule.softcap
-        # The mask is float32, and so is the sum.
-        weights = (scores + self._mask(rule.window)).softmax(-1).to(v.dtype)
+        mask = self._mask(rule.window)  # float32, and so is the sum
+        if rule.softcap is None:
+            scores = torch.add(mask, scores, alpha=rule.scale)
+        else:
+            scores = torch.tanh(scores.float() * (rule.scale / rule.softcap)) * rule.softcap + mask
+        weights = scores.softmax(-1).to(v.dtype)
         out = self._to_branches(self._to_groups(weights[..., :p]) @ prompt_v, query)
-        out = out + weights[..., p:] @ own_v[:n, :, :t]
+        out = out + weights[..., p:] @ own_v[:n]
         return out.reshape(1, n, heads, v.shape[3]).transpose(1, 2)
 
     def _to_groups(self, x: Tensor) -> Tensor:
         """[n, K, R, S] -> [g, K, W * R, S]: the branches of each group side by side."""
-        return x[self.members].transpose(1, 2).flatten(2, 3)
+        if self.members is not None:
+            x = x.index_select(0, self.members)
+        return x.view(-1, self.width, *x.shape[1:]).transpose(1, 2).flatten(2, 3)
 
     def _to_branches(self, x: Tensor, like: Tensor) -> Tensor:
         """[g, K, W * R, S] -> [n, K, R, S], undoing `_to_groups`."""
         kv_heads, repeat = like.shape[1], like.shape[2]
-        apart = x.reshape(x.shape[0], kv_heads, self.width, repeat, x.shape[-1]).transpose(1, 2)
-        return apart.flatten(0, 1)[self.place]
+        apart = x.view(len(x), kv_heads, self.width, repeat, -1).transpose(1, 2).flatten(0, 1)
+        return apart if self.place is None else apart.index_select(0, self.place)
 
     def _mask(self, window: int | None) -> Tensor:
         """[n, 1, 1, P + T] float32: 0 where the branch may look, -inf elsewhere; the same for all layers."""
         if window not in self._masks:
             device = self.lengths.device
-            prompt = torch.arange(self.longest_prompt, device=device)
-            own = torch.arange(self.longest, device=device)
+            prompt = torch.arange(self.cache.prompts.room, device=device)
+            own = torch.arange(self.cache.answers.room, device=device)
             of_branch = self.prompt_lengths[self.groups][:, None]
             seen_prompt, seen_own = prompt < of_branch, own <= self.lengths[:, None]
             if window is not None:

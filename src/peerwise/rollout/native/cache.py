@@ -1,7 +1,7 @@
 """Keys and values: one copy of each prompt for its whole group, and each answer's own behind it.
 
 The layers tell their shapes by what they write, so nothing here depends on an architecture. Room for answers grows
-by doubling up to the longest answer allowed; nothing is concatenated while decoding.
+step by step up to the longest answer allowed; nothing is concatenated while decoding.
 
 Shapes: g groups, n branches, K key/value heads, P longest prompt, T room for answer tokens, D head size.
 """
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from peerwise.rollout.native.scheduler import Moves
 
-FIRST_ROOM = 64
+GROWTH = 16
+"""Answer tokens by which room grows at least; from 128 on by an eighth. A decode step reads all of the room, so it
+must not be much more than is used; a growth copies the cache, so it must not come often."""
 
 
 class Store:
@@ -56,14 +58,15 @@ class Cache:
 
     def __init__(self, *, groups: int, branches: int, longest_prompt: int, max_new_tokens: int) -> None:
         self.prompts = Store(groups, longest_prompt)
-        self.answers = Store(branches, min(FIRST_ROOM, max_new_tokens))
+        self.answers = Store(branches, min(GROWTH, max_new_tokens))
         self.prompt_lengths: list[int] = []
         self.max_new_tokens = max_new_tokens
 
     def make_room(self, tokens: int, branches: int) -> None:
         """Have room for `tokens` answer tokens, keeping what the first `branches` slots hold."""
         if tokens > self.answers.room:
-            self.answers.grow(min(max(tokens, 2 * self.answers.room), self.max_new_tokens), branches)
+            larger = self.answers.room + max(GROWTH, self.answers.room // 8)
+            self.answers.grow(min(max(tokens, larger), self.max_new_tokens), branches)
 
     def retire(self, slot_moves: Moves, group_moves: Moves, groups_left: int, used: int) -> None:
         """Follow the scheduler after branches have ended."""
@@ -74,17 +77,18 @@ class Cache:
         del self.prompt_lengths[groups_left:]
 
 
-def write_prompt(store: Store, layer: int, place: int, k: Tensor, v: Tensor) -> None:
-    """Keep a prompt's keys and values: k, v [1, K, P, D]."""
+def write_prompt(store: Store, layer: int, place: int, at: int, k: Tensor, v: Tensor) -> None:
+    """Keep keys and values of a prompt from its token `at` on: k, v [1, K, P, D]."""
     store_k, store_v = store.layer(layer, k, v)
-    store_k[place, :, : k.shape[2]] = k[0]
-    store_v[place, :, : v.shape[2]] = v[0]
+    store_k[place, :, at : at + k.shape[2]] = k[0]
+    store_v[place, :, at : at + v.shape[2]] = v[0]
 
 
-def write_tokens(store: Store, layer: int, at: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Append one token to each of the first n places, at its own position: k, v [1, K, n, D], at [n]."""
+def write_tokens(store: Store, layer: int, at: int | Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Append one token to each of the first n places: k, v [1, K, n, D]; at: its position, one for all or [n]."""
     store_k, store_v = store.layer(layer, k, v)
-    slots = torch.arange(k.shape[2], device=k.device)
+    n = k.shape[2]
+    slots = slice(n) if isinstance(at, int) else torch.arange(n, device=k.device)
     store_k[slots, :, at] = k[0].transpose(0, 1)
     store_v[slots, :, at] = v[0].transpose(0, 1)
     return store_k, store_v

@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from peerwise.errors import TrainingError
-from peerwise.models.attention import NAME, use_attention
-from peerwise.models.forward import head_of, hidden_states
-from peerwise.models.packed import packed_linears
+from peerwise.models.forward import head_of
+from peerwise.models.lean import Decoder, sampling_decoder
 from peerwise.records import Completion
 from peerwise.rollout.base import (
     Generator,
@@ -73,8 +72,8 @@ class NativeEngine(Generator):
         training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode(), use_attention(self.model, NAME), packed_linears(self.model):
-                return _Generation(self, requests, params, progress, on_token).run()
+            with torch.inference_mode(), sampling_decoder(self.model) as decoder:
+                return _Generation(self, decoder, requests, params, progress, on_token).run()
         finally:
             self.model.train(training)
 
@@ -85,12 +84,13 @@ class _Generation:
     def __init__(
         self,
         engine: NativeEngine,
+        decoder: Decoder,
         requests: Sequence[Request],
         params: SamplingParams,
         progress: Progress | None,
         on_token: Callable[[Sequence[int]], None] | None,
     ) -> None:
-        self.engine, self.requests, self.params = engine, requests, params
+        self.engine, self.decoder, self.requests, self.params = engine, decoder, requests, params
         self.progress, self.on_token = progress, on_token
         self.model = engine.model
         self.head = head_of(engine.model)
@@ -138,13 +138,11 @@ class _Generation:
         device = self.model.device
         prompts = [self.requests[request].prompt_ids for request in batch]
         places = [self.scheduler.groups.index(request) for request in batch]
-        lengths = [len(prompt) for prompt in prompts]
-        self.cache.prompt_lengths += lengths
-        ids = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-        positions = torch.tensor([i for length in lengths for i in range(length)], device=device)
-        hidden = hidden_states(self.model, ids, positions, PrefillPlan(prompts, places, self.cache, device))
-        for request, last in zip(batch, np.cumsum(lengths) - 1, strict=True):
-            self.first[request] = hidden[int(last)].clone()
+        plan = PrefillPlan(prompts, places, self.cache, device)
+        self.cache.prompt_lengths += map(len, prompts)
+        hidden = self.decoder(plan.packed.ids, plan.packed.positions, plan)
+        for request, last in zip(batch, plan.last, strict=True):
+            self.first[request] = hidden[last].clone()
 
     def _decode(self) -> Tensor:
         """[n, hidden]: run the last token of every active branch through the model."""
@@ -153,7 +151,7 @@ class _Generation:
         self.cache.make_room(max(lengths) + 1, len(active))
         plan = DecodePlan([branch.group for branch in active], lengths, self.cache, self.model.device)
         ids = torch.tensor([branch.token_ids[-1] for branch in active], device=self.model.device)
-        return hidden_states(self.model, ids, plan.positions, plan)
+        return self.decoder(ids, plan.positions, plan)
 
     def _draw(self, hidden: Tensor) -> None:
         """Append one token to every active branch and say which of them end."""

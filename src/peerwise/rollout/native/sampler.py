@@ -63,8 +63,7 @@ def _truncate(logits: Tensor, top_p: float, top_k: int) -> tuple[Tensor, Tensor]
 def _invert(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """The first token whose cumulative probability exceeds the uniform number, and its log-prob."""
     rows = torch.arange(len(logits), device=logits.device)
-    peak = logits.amax(-1, keepdim=True)
-    mass = (logits - peak).exp_()
+    mass = logits.softmax(-1, dtype=torch.float32)
     missing = -mass.shape[-1] % BLOCK
     blocks = (pad(mass, (0, missing)) if missing else mass).view(len(logits), -1, BLOCK)
     # A block of 256 sums well in float32, and much faster; the sum over blocks is float64.
@@ -75,8 +74,7 @@ def _invert(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     below = torch.where(block > 0, edges[rows, (block - 1).clamp(min=0)], 0.0)
     inside = blocks[rows, block].double().cumsum(-1)  # [n, BLOCK]
     token = block * BLOCK + _first_above(inside, point - below)
-    logprobs = (logits[rows, token] - peak[:, 0]).double() - total.log()
-    return token, logprobs.float()
+    return token, mass[rows, token].log()
 
 
 def _first_above(cumulative: Tensor, point: Tensor) -> Tensor:
