@@ -264,7 +264,7 @@ FAULTS = [
         "a branch sees beyond its answer",
         "rollout/native/attention.py",
         "own <= self.lengths[:, None]",
-        "own >= 0",
+        "own <= self.lengths[:, None] + 1",
         "tests/rollout/test_native.py::test_sampled_answers_of_uneven_length_have_the_trainers_logprobs[llama]",
     ),
 ]
