@@ -168,7 +168,7 @@ FAULTS = [
     Fault(
         "the gradient drops the temperature",
         "algo/logprob.py",
-        "(grads[0][part] / temperature)",
+        "(of_logprobs[part] / temperature)",
         "grads[0][part]",
         "tests/algo/test_oracle.py::test_gradients_are_right_when_only_one_input_needs_them",
     ),

@@ -158,7 +158,7 @@ def test_both_updates_follow_the_naive_loss_against_the_policy_that_sampled(tiny
         method=method,
         temperature=temperature,
         micro_batch_tokens=13,
-        updates=2,
+        passes=2,
         reference=reference,
     )
     states = [tiny("llama") for _ in optimizer.before]

@@ -1,41 +1,70 @@
-"""From the rewards of a group to advantages: who did better than the group's mean, and by how much."""
+"""From rewards to advantages: how much better an answer did than what it is compared with."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Scale = Literal["group", "none"]
+from peerwise.algo.presets import Baseline, Scale
 
 # Rewards closer together than this share of their size are equal: float noise must not become an advantage of 1.
 EQUAL_REWARDS = 1e-6
 
 
-def group_advantages(rewards: Tensor, *, scale: Scale = "group") -> Tensor:
-    """A_i = (r_i - mean(r)) / std(r), over the G answers to one problem.
+def group_advantages(rewards: Tensor, *, scale: Scale = "group", baseline: Baseline = "group") -> Tensor:
+    """A_i = (r_i - baseline) / scale, over the G answers to each of P problems.
 
-    Source: DeepSeekMath (Shao et al. 2024), section 4.1.2, with scale="group"; scale="none" leaves out the division
-    (Liu et al. 2025, "Dr. GRPO", which shows that it favours too easy and too hard problems). std is that of the
-    group itself (division by G): the group is all there is, not a sample from which to estimate.
+    Baselines: "group", the group's mean (DeepSeekMath, Shao et al. 2024, section 4.1.2); "leave_one_out", the mean of
+    the group's other answers, which is G / (G - 1) times as far away (RLOO, Ahmadian et al. 2024, eq. 9); "batch", the
+    mean over the whole batch (REINFORCE++, Hu 2025); "none".
+
+    Scales: "group", the standard deviation of the group itself (division by G: the group is all there is, not a sample
+    from which to estimate); "batch", that of all P * G advantages; "none" (Dr. GRPO, Liu et al. 2025, which shows that
+    dividing by the group's favours too easy and too hard problems).
 
     Args:
         rewards: [P, G] or [G], finite.
     Returns:
-        Same shape, float32; exactly 0 where all rewards of a group are equal, float noise included.
+        Same shape, float32; exactly 0 where all rewards that are compared with each other are equal, float noise
+        included.
     Raises:
-        ValueError: G = 1 (nothing to compare with), or a reward that is not finite.
+        ValueError: G = 1 where a group is compared with itself, or a reward that is not finite.
     """
-    if rewards.shape[-1] < 2:
-        raise ValueError("a group of 1 has nothing to compare with; sample at least 2 answers for each problem")
     exact = rewards.double()
     if not bool(torch.isfinite(exact).all()):
         raise ValueError(f"rewards must be finite, got {rewards.tolist()}")
-    centred = exact - exact.mean(-1, keepdim=True)
-    spread = exact.amax(-1, keepdim=True) - exact.amin(-1, keepdim=True)
-    size = exact.abs().amax(-1, keepdim=True).clamp(min=1.0)
+    among = exact.flatten() if baseline in ("batch", "none") else exact
+    if among.shape[-1] < 2 and baseline != "none":
+        raise ValueError("a group of 1 has nothing to compare with; sample at least 2 answers for each problem")
+    if baseline == "none":
+        centred = exact
+    else:
+        centred = exact - among.mean(-1, keepdim=True)
+        spread = among.amax(-1, keepdim=True) - among.amin(-1, keepdim=True)
+        size = among.abs().amax(-1, keepdim=True).clamp(min=1.0)
+        centred = torch.where(spread <= EQUAL_REWARDS * size, 0.0, centred)
+    if baseline == "leave_one_out":
+        centred = centred * (among.shape[-1] / (among.shape[-1] - 1))
     if scale == "group":
-        deviation = centred.square().mean(-1, keepdim=True).sqrt()
-        centred = centred / deviation.clamp(min=torch.finfo(torch.float64).tiny)
-    return torch.where(spread <= EQUAL_REWARDS * size, 0.0, centred).float()
+        centred = _divided(centred, centred.square().mean(-1, keepdim=True).sqrt())
+    elif scale == "batch":
+        centred = _divided(centred, centred.square().mean().sqrt())
+    return centred.float()
+
+
+def whitened(values: Tensor, *, centre: bool, scale: bool) -> Tensor:
+    """Per-token advantages with their mean over the batch taken off and divided by their deviation: [M] -> [M].
+
+    Zeros where all are equal.
+    """
+    exact = values.double()
+    centred = exact - exact.mean() if centre and len(exact) else exact
+    if scale and len(exact):
+        noise = EQUAL_REWARDS * float(exact.abs().max().clamp(min=1.0))
+        deviation = centred.square().mean().sqrt() if not centre else exact.std(correction=0)
+        centred = torch.zeros_like(centred) if float(deviation) <= noise else centred / deviation
+    return centred.float()
+
+
+def _divided(values: Tensor, deviation: Tensor) -> Tensor:
+    return values / deviation.clamp(min=torch.finfo(torch.float64).tiny)

@@ -7,12 +7,10 @@ adds its own tokens with the weights they have.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-Aggregation = Literal["token", "sequence", "fixed"]
+from peerwise.algo.presets import Aggregation
 
 
 def token_weights(lengths: Tensor, aggregation: Aggregation, *, fixed_length: int | None = None) -> Tensor:

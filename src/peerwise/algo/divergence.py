@@ -1,23 +1,54 @@
-"""How far the policy has moved from the frozen reference, estimated at the sampled tokens."""
+"""How far the policy has moved from the frozen reference, estimated at the sampled tokens; and what that may cost.
+
+Estimators: Schulman 2020, "Approximating KL divergence". All are of KL(policy || reference) at tokens the policy drew.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from peerwise.algo.presets import Divergence
+
 # exp(20) on a single token would drown the batch; beyond this the estimate stops growing.
 MAX_DIFFERENCE = 10.0
 
 
+def divergence_of(kind: Divergence, logprobs: Tensor, reference: Tensor) -> Tensor:
+    """[M] of the named estimator; logprobs, reference: [M] float32. The difference is held within MAX_DIFFERENCE."""
+    return {"k1": k1, "k2": k2, "k3": k3}[kind](logprobs, reference)
+
+
+def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """d = policy - reference. Unbiased, of either sign. As a loss its gradient is 0 on average: for rewards only."""
+    return -_difference(logprobs, reference)
+
+
+def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """d^2 / 2: never negative, biased, low variance; its gradient is that of the divergence at the sampled policy."""
+    return _difference(logprobs, reference).square() / 2
+
+
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """KL(policy || reference) by the k3 estimator: exp(d) - d - 1 with d = reference - policy.
-
-    Never negative, 0 where both agree, unbiased under the policy (Schulman 2020, "Approximating KL divergence";
-    DeepSeekMath eq. 4). d is clamped to +-MAX_DIFFERENCE, where it has no gradient.
-
-    Args:
-        logprobs, reference: [M] float32.
-    Returns:
-        [M] float32.
-    """
-    difference = (reference - logprobs).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE)
+    """exp(d) - d - 1 with d = reference - policy: never negative, 0 where both agree, unbiased (DeepSeekMath eq. 4)."""
+    difference = _difference(logprobs, reference)
     return difference.exp() - difference - 1
+
+
+def _difference(logprobs: Tensor, reference: Tensor) -> Tensor:
+    return (reference - logprobs).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE)
+
+
+def adapted(coefficient: float, kl: float, *, target: float, rate: float, low: float, high: float) -> float:
+    """The coefficient after an update that measured `kl` per token.
+
+    Above 1.5 times the target it grows by the rate, below half of it it shrinks by the rate, in between it stays; never
+    outside [low, high]. A step towards the idea of Schulman et al. 2017, section 4, in smaller steps.
+
+    >>> round(adapted(0.04, 0.2, target=0.1, rate=0.1, low=0.001, high=0.5), 3)
+    0.044
+    """
+    if kl > 1.5 * target:
+        coefficient *= 1 + rate
+    elif kl < 0.5 * target:
+        coefficient *= 1 - rate
+    return min(max(coefficient, low), high)

@@ -32,7 +32,7 @@ def selected_logprobs(
         temperature: > 0.
         chunk: tokens whose logits exist at one time.
     Returns:
-        logprobs [M] float32, and entropies [M] float32 in nats. Entropies carry no gradient.
+        logprobs [M] float32, and entropies [M] float32 in nats; both carry gradients.
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
@@ -77,14 +77,16 @@ class _SelectedLogprobs(torch.autograd.Function):
             probs = torch.exp(logits - log_total[:, None])
             # H = log Z - E[logit]
             entropies[part] = log_total - (probs * logits).sum(-1)
-        ctx.save_for_backward(hidden, weight, targets, bias)
+        ctx.save_for_backward(hidden, weight, targets, bias, entropies)
         ctx.settings = (softcap, temperature, chunk)
-        ctx.mark_non_differentiable(entropies)
+        # A loss that leaves the entropies out costs nothing for them.
+        ctx.set_materialize_grads(False)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, bias = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, bias, entropies = ctx.saved_tensors
+        of_logprobs, of_entropies = grads
         softcap, temperature, chunk = ctx.settings
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         # Sums over chunks are kept in float32: bfloat16 would lose the later chunks.
@@ -93,10 +95,21 @@ class _SelectedLogprobs(torch.autograd.Function):
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             logits, slope = _chunk_logits(hidden[part], weight, bias, softcap, temperature)
-            # d logp(y) / d logits = onehot(y) - softmax
-            grad = logits.softmax(-1).neg_()
-            grad[torch.arange(len(grad), device=grad.device), targets[part]] += 1
-            grad *= (grads[0][part] / temperature)[:, None]
+            grad = logits.softmax(-1)
+            from_entropies = None
+            if of_entropies is not None:
+                # d H / d logits = -p * (ln p + H)
+                surprise = logits.log_softmax(-1).add_(entropies[part, None])
+                from_entropies = surprise.mul_(grad).mul_(-(of_entropies[part] / temperature)[:, None])
+            if of_logprobs is None:
+                grad.zero_()
+            else:
+                # d logp(y) / d logits = onehot(y) - softmax
+                grad.neg_()
+                grad[torch.arange(len(grad), device=grad.device), targets[part]] += 1
+                grad *= (of_logprobs[part] / temperature)[:, None]
+            if from_entropies is not None:
+                grad += from_entropies
             if slope is not None:
                 grad *= slope
             if grad_bias is not None:

@@ -1,4 +1,4 @@
-"""The policy-gradient loss: ratio -> clip -> per-token loss -> weights -> one number, and what it did on the way."""
+"""The policy-gradient loss: ratio -> surrogate -> per-token loss -> weights -> one number, and what it did."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peerwise.algo.divergence import k3
+from peerwise.algo import surrogate as objectives
+from peerwise.algo.divergence import MAX_DIFFERENCE, divergence_of
+from peerwise.algo.presets import Divergence, Ratio, Surrogate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,14 +17,17 @@ class PolicyLoss:
     """The loss and what is worth knowing about it, summed over the tokens given (so that parts can be added up)."""
 
     loss: Tensor
-    """[] with gradient: sum over tokens of weight * (clipped surrogate + coefficient * KL)."""
+    """[] with gradient: sum over tokens of weight * (-objective + coefficient * KL - coefficient * entropy)."""
     clipped_low: int
-    """Tokens held at 1 - clip_low: unlikely already, and wrong."""
+    """Tokens held at the lower end: unlikely already, and wrong."""
     clipped_high: int
-    """Tokens held at 1 + clip_high: likely already, and right."""
+    """Tokens held at the upper end: likely already, and right."""
+    min_ratio: float
     max_ratio: float
     kl: float | None
-    """Sum of k3 over the tokens; None without a reference."""
+    """Sum of the divergence over the tokens; None without a reference."""
+    kl_clamped: int
+    """Tokens whose difference from the reference was held at its bound."""
     num_tokens: int
 
 
@@ -34,38 +39,79 @@ def policy_loss(
     *,
     clip_low: float,
     clip_high: float,
+    lengths: Tensor | None = None,
+    ratio: Ratio = "token",
+    surrogate: Surrogate = "clip",
+    dual_clip: float | None = None,
+    gate_positive: float = 1.0,
+    gate_negative: float = 1.05,
+    correction: Tensor | None = None,
     reference: Tensor | None = None,
+    divergence: Divergence = "k3",
     kl_coefficient: float = 0.0,
+    entropies: Tensor | None = None,
+    entropy_coefficient: float = 0.0,
 ) -> PolicyLoss:
-    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) + coefficient * KL, weighted and summed.
+    """-objective(ratio, A) * correction + kl_coefficient * KL - entropy_coefficient * entropy, weighted and summed.
 
     The ratio is against the policy that *sampled* (`old`); the frozen reference enters through the KL term alone
-    (DeepSeekMath eq. 3; PPO, Schulman et al. 2017, eq. 7, for the clip). At the first update after sampling the
-    ratio is 1, the loss of a centred group is about 0, and the gradient is not.
+    (DeepSeekMath eq. 3). At the first update after sampling the ratio is 1, the loss of a centred group is about 0,
+    and the gradient is not. The objectives and their sources are in `surrogate.py`.
 
     Args:
         logprobs: [M] float32, of the policy being trained, with gradient.
         old_logprobs: [M] of the policy that sampled; carries no gradient.
-        advantages: [M] each token's sequence advantage.
+        advantages: [M].
         weights: [M] from `aggregate.token_weights`.
-        clip_low, clip_high: how far the ratio is followed below and above 1.
-        reference: [M] of the frozen reference; None when the coefficient is 0.
+        lengths: [B] tokens of each sequence, none of them split; needed where sequences matter (ratio "sequence",
+            surrogate "geometric_mean").
+        ratio: "token"; "sequence", the geometric mean over the sequence's tokens (GSPO, eq. 7); "none", plain
+            REINFORCE: A * log p.
+        correction: [M] weights for the mismatch of sampler and trainer, without gradient; None is 1 everywhere.
+        reference: [M] of the frozen reference; None when there is no KL term.
+        entropies: [M] with gradient, when there is an entropy bonus.
+    Raises:
+        ValueError: lengths are needed and missing.
     """
-    ratio = torch.exp(logprobs - old_logprobs)
-    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    per_token = -surrogate
-    divergence = None
+    log_ratio = logprobs - old_logprobs
+    if ratio == "sequence" or surrogate == "geometric_mean":
+        if lengths is None:
+            raise ValueError("a sequence's ratio needs the lengths of the sequences")
+        if ratio == "sequence":
+            log_ratio = objectives.sequence_mean(log_ratio, lengths)
+    ratios = torch.exp(log_ratio)
+    bounds = {"clip_low": clip_low, "clip_high": clip_high}
+    if ratio == "none":
+        none_held = torch.zeros_like(ratios, dtype=torch.bool)
+        objective = objectives.Objective(advantages * logprobs, none_held, none_held)
+    elif surrogate == "clip":
+        objective = objectives.clip(ratios, advantages, dual_clip=dual_clip, **bounds)
+    elif surrogate == "clipped_weight":
+        objective = objectives.clipped_weight(ratios, logprobs, advantages, **bounds)
+    elif surrogate == "soft_gate":
+        objective = objectives.soft_gate(ratios, advantages, positive=gate_positive, negative=gate_negative)
+    else:
+        assert lengths is not None
+        objective = objectives.geometric_mean(log_ratio, advantages, lengths, **bounds)
+    per_token = -objective.value
+    if correction is not None:
+        per_token = per_token * correction
+    kl = None
+    clamped = 0
     if reference is not None:
-        divergence = k3(logprobs, reference)
-        per_token = per_token + kl_coefficient * divergence
-    with torch.no_grad():
-        low = (ratio < 1 - clip_low) & (advantages < 0)
-        high = (ratio > 1 + clip_high) & (advantages > 0)
+        kl = divergence_of(divergence, logprobs, reference)
+        clamped = int(((reference - logprobs).abs() > MAX_DIFFERENCE).sum())
+        per_token = per_token + kl_coefficient * kl
+    if entropies is not None:
+        per_token = per_token - entropy_coefficient * entropies
+    seen = ratios.detach()
     return PolicyLoss(
         loss=(weights * per_token).sum(),
-        clipped_low=int(low.sum()),
-        clipped_high=int(high.sum()),
-        max_ratio=float(ratio.detach().max()) if len(ratio) else 0.0,
-        kl=None if divergence is None else float(divergence.detach().sum()),
-        num_tokens=len(ratio),
+        clipped_low=int(objective.held_low.sum()),
+        clipped_high=int(objective.held_high.sum()),
+        min_ratio=float(seen.min()) if len(seen) else 1.0,
+        max_ratio=float(seen.max()) if len(seen) else 1.0,
+        kl=None if kl is None else float(kl.detach().sum()),
+        kl_clamped=clamped,
+        num_tokens=len(seen),
     )

@@ -143,6 +143,13 @@ _TABLE = (
         "mean",
     ),
     Metric(
+        "ratio/min",
+        "1",
+        "smallest ratio over completion tokens",
+        "The policy's farthest departure downwards.",
+        "min",
+    ),
+    Metric(
         "ratio/max",
         "1",
         "largest ratio over completion tokens",
@@ -152,9 +159,30 @@ _TABLE = (
     Metric(
         "kl/mean",
         "nats/token",
-        "sum over completion tokens of exp(d) - d - 1 / completion tokens; "
-        "d = logprob of the reference - logprob of the policy (k3), held within -10 to 10",
+        "sum of the estimate over completion tokens / completion tokens; with d = logprob of the policy - logprob of "
+        "the reference, held within -10 to 10: d for k1, d^2 / 2 for k2, exp(-d) + d - 1 for k3",
         "Distance to the frozen reference; present only when its coefficient is above 0.",
+        "mean",
+    ),
+    Metric(
+        "kl/clamped",
+        "share",
+        "completion tokens with abs(d) > 10 / completion tokens",
+        "Tokens so far from the reference that the estimate was held.",
+        "mean",
+    ),
+    Metric(
+        "kl/coefficient",
+        "1",
+        "the coefficient the step was computed with",
+        "What the distance costs; moves when kl_target is set.",
+        "last",
+    ),
+    Metric(
+        "advantage/abs_mean",
+        "1",
+        "sum of abs(advantage) over completions / completions",
+        "How much there is to follow and to correct; 0 when every group is all right or all wrong.",
         "mean",
     ),
     Metric(
@@ -171,6 +199,14 @@ _TABLE = (
         "largest abs(logprob by the sampler - logprob by the trainer before the update) over completion tokens",
         "The worst disagreement of sampler and trainer.",
         "max",
+    ),
+    Metric(
+        "mismatch/outside",
+        "share",
+        "completion tokens whose probability by the trainer over that by the sampler lies outside [1 / bound, bound] "
+        "/ completion tokens; bound = algorithm.mismatch_bound",
+        "Tokens that `correction` holds or leaves out; measured whether or not it is on.",
+        "mean",
     ),
     Metric(
         "loss",
@@ -226,6 +262,13 @@ _TABLE = (
         "updates",
         "optimizer updates left out in this step because loss or gradient was not finite",
         "Anything above 0 deserves a look at the saved batch.",
+        "sum",
+    ),
+    Metric(
+        "skipped/empty",
+        "updates",
+        "optimizer updates left out in this step because every completion was left out of the loss",
+        "All answers cut off under truncated = mask, or no informative group under drop or refill.",
         "sum",
     ),
     Metric(

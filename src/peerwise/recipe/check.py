@@ -9,7 +9,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from peerwise.algo.presets import PRESETS, Method
 from peerwise.errors import RecipeError, nearest
+from peerwise.recipe.method import method_of
 from peerwise.recipe.overrides import STAGE_NAME
 from peerwise.recipe.schema import Algorithm, Recipe, Stage, Task
 
@@ -18,8 +20,6 @@ GENERATED_TASKS = ("arithmetic", "reasoning-gym")
 TEMPLATES = ("boxed", "boxed-zh", "answer-zh", "lines", "plain")
 REWARDS = ("correctness", "graded", "parts")
 REWARD_PARTS = ("correct", "format", "steps")
-PRESET_KL: Mapping[str, float] = {"grpo": 0.04, "dr_grpo": 0.0}
-"""Each preset with the KL coefficient it stands for: it decides whether a reference model is kept."""
 
 HIGH_FULL_RATE = 3e-5
 """GRPO of all weights above this rate has collapsed small models within a few steps."""
@@ -52,12 +52,6 @@ def check(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys(finding.text for finding in findings))
 
 
-def kl_coefficient(algorithm: Algorithm) -> float:
-    """The coefficient that holds: the recipe's, else its preset's (0 for an unknown preset)."""
-    given = algorithm.kl_coefficient
-    return PRESET_KL.get(algorithm.preset, 0.0) if given is None else given
-
-
 def uniform_share(p: float, group_size: int) -> float:
     """Share of groups that teach nothing, all right or all wrong, when each answer is right with probability p."""
     return float(p**group_size + (1 - p) ** group_size)
@@ -87,6 +81,8 @@ def _run_rules(recipe: Recipe) -> Iterator[Finding]:
             yield Finding(f"stage: {twin!r} and {name!r} would share a flag or a folder; rename one")
     if model.lora_alpha is not None and model.lora_rank == 0:
         yield Finding("model.lora_alpha: has no effect while model.lora_rank is 0; set the rank or leave it out")
+    if evaluation.patience and not evaluation.every:
+        yield Finding("evaluation.patience: stages are evaluated only at their end; set evaluation.every above 0")
     if evaluation.samples > 1 and evaluation.temperature == 0:
         yield Finding(
             f"evaluation.samples: {evaluation.samples} greedy answers are all the same; "
@@ -221,6 +217,7 @@ def _sampling_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding
             f"{keys['group_size']}: {rollout.group_size} gives few informative groups; all right or all wrong, "
             f"p^G + (1-p)^G, are {shares}"
         )
+    yield from _schedule_rules(stage, keys["group_schedule"])
     if rollout.max_new_tokens < SHORT_ANSWER and any(task.template.startswith("boxed") for task in recipe.tasks):
         yield _warning(
             f"{keys['max_new_tokens']}: {rollout.max_new_tokens} tokens leave little room for steps and \\boxed{{}}; "
@@ -228,22 +225,115 @@ def _sampling_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding
         )
 
 
+def _schedule_rules(stage: Stage, key: str) -> Iterator[Finding]:
+    schedule = stage.rollout.group_schedule
+    if not all(start.isdecimal() and int(start) >= 1 for start in schedule):
+        yield Finding(f"{key}: got steps {', '.join(schedule)}, expected whole numbers of 1 or more")
+        return
+    steps = [int(start) for start in schedule]
+    if steps != sorted(set(steps)):
+        yield Finding(f"{key}: got steps {steps}, expected each after the one before")
+    if any(size < 2 for size in schedule.values()):
+        yield Finding(f"{key}: a group needs at least 2 answers")
+    if any(start >= stage.steps for start in steps):
+        yield _warning(f"{key}: some of it begins after the stage's {stage.steps} steps")
+
+
 def _algorithm_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
     algorithm = stage.algorithm
     keys = {field: _key(recipe, name, "algorithm", field) for field in type(algorithm).model_fields}
-    if algorithm.preset not in PRESET_KL:
-        yield _unknown(keys["preset"], algorithm.preset, PRESET_KL)
-    for field in ("clip_high", "kl_coefficient"):
-        if (value := getattr(algorithm, field)) is not None and not math.isfinite(value):
+    for field, value in algorithm:
+        if isinstance(value, float) and not math.isfinite(value):
             yield Finding(f"{keys[field]}: got {value}, expected a finite number")
     if algorithm.updates_per_batch > MANY_UPDATES:
         yield _warning(
             f"{keys['updates_per_batch']}: {algorithm.updates_per_batch} passes over one batch move far from the "
             "policy that sampled it; most of the later ones are clipped"
         )
-    if kl_coefficient(algorithm) > 0 and recipe.model.lora_rank == 0:
+    if algorithm.preset not in PRESETS:
+        yield _unknown(keys["preset"], algorithm.preset, PRESETS)
+        return
+    method = method_of(algorithm)
+    yield from _contradictions(stage, method, keys)
+    yield from _divergence_rules(recipe, algorithm, method, keys)
+
+
+def _contradictions(stage: Stage, method: Method, keys: Mapping[str, str]) -> Iterator[Finding]:
+    """Axes that make no sense together, and settings that the others leave without effect."""
+    algorithm, rollout = stage.algorithm, stage.rollout
+    if method.scale == "group" and method.baseline in ("batch", "none"):
+        yield Finding(
+            f"{keys['scale']}: 'group' needs a baseline within the group, got baseline {method.baseline!r}; "
+            "set scale to 'batch' or 'none'"
+        )
+    if method.surrogate == "geometric_mean" and method.ratio != "token":
+        yield Finding(
+            f"{keys['ratio']}: surrogate 'geometric_mean' takes its mean over token ratios; set ratio = 'token'"
+        )
+    if method.ratio == "none" and method.surrogate != "clip":
+        yield Finding(f"{keys['surrogate']}: {method.surrogate!r} follows a ratio, and ratio is 'none'")
+    if method.ratio == "none" and (algorithm.updates_per_batch > 1 or algorithm.mini_batches > 1):
+        yield Finding(
+            f"{keys['updates_per_batch']}: with ratio 'none' only the first update after sampling is right; set "
+            "updates_per_batch and mini_batches to 1, or ratio to 'token'"
+        )
+    if (method.ratio == "sequence" or method.surrogate == "geometric_mean") and method.aggregation == "token":
+        yield _warning(
+            f"{keys['aggregation']}: with a ratio of whole answers 'token' counts long answers more; the papers take "
+            "'sequence'"
+        )
+    if method.dual_clip is not None and method.dual_clip <= 1 + method.clip_high:
+        yield Finding(
+            f"{keys['dual_clip']}: {method.dual_clip:g} is not above 1 + clip_high = {1 + method.clip_high:g}, so it "
+            "would hold tokens that the clip follows; 3 is usual"
+        )
+    if algorithm.mini_batches > rollout.problems:
+        yield Finding(
+            f"{keys['mini_batches']}: {algorithm.mini_batches} of {rollout.problems} groups; a group is not split"
+        )
+    buffer = algorithm.overlong_buffer
+    if buffer is not None and buffer >= rollout.max_new_tokens:
+        yield Finding(
+            f"{keys['overlong_buffer']}: {buffer} is not less than rollout.max_new_tokens = {rollout.max_new_tokens}; "
+            "every answer would be punished for its length"
+        )
+    ratio_is_followed = method.ratio != "none"
+    unused = {
+        "dual_clip": method.surrogate != "clip" or not ratio_is_followed,
+        "gate_positive": method.surrogate != "soft_gate",
+        "gate_negative": method.surrogate != "soft_gate",
+        "clip_low": method.surrogate == "soft_gate" or not ratio_is_followed,
+        "clip_high": method.surrogate == "soft_gate" or not ratio_is_followed,
+        "overlong_buffer": method.truncated != "penalty",
+    }
+    for field in (f for f, is_unused in unused.items() if is_unused and getattr(algorithm, f) is not None):
+        yield _warning(f"{keys[field]}: this method does not use it")
+
+
+def _divergence_rules(
+    recipe: Recipe, algorithm: Algorithm, method: Method, keys: Mapping[str, str]
+) -> Iterator[Finding]:
+    low, high = algorithm.kl_low, algorithm.kl_high
+    if low > high:
+        yield Finding(f"{keys['kl_low']}: {low:g} is more than kl_high = {high:g}")
+    if method.kl_coefficient == 0:
+        for field in ("kl_target", "divergence", "kl_in"):
+            if getattr(algorithm, field) is not None:
+                fatal = field == "kl_target"
+                yield Finding(f"{keys[field]}: has no effect while kl_coefficient is 0; set one above 0", fatal=fatal)
+        return
+    if method.divergence == "k1" and method.kl_in == "loss":
+        yield Finding(
+            f"{keys['divergence']}: the gradient of k1 is 0 on average, so in the loss it is nothing but noise; take "
+            "'k2' or 'k3', or kl_in = 'reward'"
+        )
+    if algorithm.kl_target is not None and not low <= method.kl_coefficient <= high:
+        yield Finding(
+            f"{keys['kl_coefficient']}: {method.kl_coefficient:g} lies outside kl_low to kl_high, {low:g} to {high:g}"
+        )
+    if recipe.model.lora_rank == 0:
         source = "" if algorithm.kl_coefficient is not None else f" (from preset {algorithm.preset!r})"
         yield _warning(
-            f"{keys['kl_coefficient']}: {kl_coefficient(algorithm):g}{source} without LoRA keeps a frozen reference: "
+            f"{keys['kl_coefficient']}: {method.kl_coefficient:g}{source} without LoRA keeps a frozen reference: "
             "memory for one more copy of the weights; 0 keeps none"
         )

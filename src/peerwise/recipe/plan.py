@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from peerwise.recipe.check import kl_coefficient, uniform_share
+from peerwise.recipe.check import uniform_share
+from peerwise.recipe.method import method_of
 from peerwise.recipe.schema import Recipe, Stage
 from peerwise.recipe.shape import SHAPES, ModelShape
 
@@ -132,7 +133,7 @@ def _stage(
 ) -> StagePlan:
     grpo, rollout = stage.method == "grpo", stage.rollout
     prompts = rollout.problems if grpo else stage.sft.batch_size
-    passes = stage.algorithm.updates_per_batch if grpo else 1
+    passes = stage.algorithm.updates_per_batch * stage.algorithm.mini_batches if grpo else 1
     if not grpo and stage.sft.examples is not None:
         num_problems = min(stage.sft.examples, num_problems or stage.sft.examples)
     completions = prompts * rollout.group_size if grpo else 0
@@ -163,7 +164,7 @@ def _memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tupl
         Term("two moments of the optimizer", 8 * trained, "always"),
         Term(
             "reference copy of the weights",
-            width * shape.parameters if grpo and not lora and kl_coefficient(stage.algorithm) > 0 else 0,
+            width * shape.parameters if grpo and not lora and method_of(stage.algorithm).kl_coefficient > 0 else 0,
             "always",
         ),
         Term("keys and values while sampling", _sampling_cache(stage, shape, width) if grpo else 0, "sampling"),

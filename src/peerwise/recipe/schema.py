@@ -97,12 +97,16 @@ class Rollout(Section):
     """Problems per step."""
     group_size: int = 8
     """Answers sampled for each problem; at least 2, since a group is compared with itself."""
+    group_schedule: dict[str, int] = Field(default_factory=dict)
+    """Later group sizes by the step they begin after, steps rising: {"50" = 8, "100" = 12}."""
     max_new_tokens: int = Field(256, ge=1)
     """Longest answer, in tokens. Longer ones are cut off and marked as such."""
     max_prompt_tokens: int = Field(1024, ge=1)
     """Problems with a longer prompt are left out when loading, and counted."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature; the trainer's log-probs use the same one. Training needs more than 0."""
+    final_temperature: float | None = Field(None, gt=0)
+    """Temperature at the stage's last step, reached on a line; None keeps it constant."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling. Training needs 1: a truncated distribution would bias the ratio."""
     top_k: int = Field(0, ge=0)
@@ -114,22 +118,63 @@ class Rollout(Section):
 
 
 class Algorithm(Section):
-    """The update: a preset and what departs from it. None takes the preset's value."""
+    """The update: a preset and what departs from it. None takes the preset's value; docs/algorithms.md has the tour."""
 
     preset: str = "grpo"
-    """A named method: grpo or dr_grpo."""
-    scale: Literal["group", "none"] | None = None
-    """What the centred reward is divided by: the group's standard deviation, or nothing."""
-    aggregation: Literal["token", "sequence", "fixed"] | None = None
-    """Mean over all tokens, mean over sequences of their token means, or sum over a fixed length."""
-    clip_low: float | None = Field(None, gt=0, lt=1)
-    """The ratio is not followed below 1 - clip_low."""
+    """A named method: grpo, dr_grpo, dapo, gspo, cispo, sapo, gmpo, rloo, reinforce_pp."""
+    baseline: Literal["group", "leave_one_out", "batch", "none"] | None = None
+    """What a reward is compared with: the group's mean, the group's other answers, the batch's mean, or nothing."""
+    scale: Literal["group", "batch", "none"] | None = None
+    """What the difference is divided by: the group's standard deviation, the batch's, or nothing."""
+    ratio: Literal["token", "sequence", "none"] | None = None
+    """Compare with the sampling policy token by token, by whole answers (length-normalised), or not at all."""
+    surrogate: Literal["clip", "clipped_weight", "soft_gate", "geometric_mean"] | None = None
+    """How far the ratio is followed: PPO's clip, CISPO's weight, SAPO's gate or GMPO's geometric mean."""
+    clip_low: float | None = Field(None, gt=0, le=1)
+    """The ratio is not followed below 1 - clip_low; 1 is no lower bound."""
     clip_high: float | None = Field(None, gt=0)
     """The ratio is not followed above 1 + clip_high."""
+    dual_clip: float | None = Field(None, gt=1)
+    """With 'clip': a wrong token's ratio is followed up to here. None in recipe and preset sets no such bound."""
+    gate_positive: float | None = Field(None, gt=0)
+    """With 'soft_gate': temperature for answers above the baseline."""
+    gate_negative: float | None = Field(None, gt=0)
+    """With 'soft_gate': temperature for answers below it."""
+    aggregation: Literal["token", "sequence", "fixed"] | None = None
+    """Mean over all tokens, mean over sequences of their token means, or sum over a fixed length."""
+    divergence: Literal["k1", "k2", "k3"] | None = None
+    """Estimator of the divergence from the frozen reference."""
+    kl_in: Literal["loss", "reward"] | None = None
+    """Where the divergence is charged."""
     kl_coefficient: float | None = Field(None, ge=0)
-    """Weight of the k3 divergence to the frozen reference; 0 loads no reference at all."""
+    """Weight of the divergence; 0 loads no reference at all. With kl_target it is where the coefficient starts."""
+    kl_target: float | None = Field(None, gt=0)
+    """Divergence per token to steer for: above 1.5 times it the coefficient grows, below half of it it shrinks.
+    None keeps the coefficient."""
+    kl_rate: float = Field(0.1, gt=0, lt=1)
+    """Share by which an adaptive coefficient moves in one step."""
+    kl_low: float = Field(0.001, gt=0)
+    """An adaptive coefficient never falls below this."""
+    kl_high: float = Field(0.5, gt=0)
+    """An adaptive coefficient never rises above this."""
+    entropy_coefficient: float | None = Field(None, ge=0)
+    """Weight of the entropy bonus."""
+    correction: Literal["none", "truncate", "mask"] | None = None
+    """Importance weights for the mismatch of sampler and trainer: none, held at mismatch_bound, or 0 beyond it."""
+    mismatch_bound: float = Field(2.0, gt=1)
+    """Ratio of trainer to sampler probability, either way, beyond which a token counts as mismatched."""
+    uninformative: Literal["keep", "drop", "refill"] | None = None
+    """Groups that are all right or all wrong: kept in the mean, left out of it, or replaced by other problems'."""
+    refill_rounds: int = Field(3, ge=1, le=20)
+    """With 'refill': how often more problems are sampled at most in one step."""
+    truncated: Literal["keep", "zero", "mask", "penalty"] | None = None
+    """Answers cut off at the limit: as they are, a reward of 0, out of the loss, or a penalty that grows before it."""
+    overlong_buffer: int | None = Field(None, ge=1)
+    """With 'penalty': tokens before the limit over which it grows from 0 to -1; None takes a fifth of the limit."""
     updates_per_batch: int = Field(1, ge=1, le=16)
     """Passes over each sampled batch. Above 1 the ratio to the sampling policy departs from 1 and is clipped."""
+    mini_batches: int = Field(1, ge=1)
+    """Optimizer steps in each pass, over the groups in random order. Above 1 costs one more forward pass."""
 
 
 class Optimizer(Section):
@@ -179,6 +224,9 @@ class Evaluation(Section):
     """0 is greedy."""
     max_new_tokens: int | None = Field(None, ge=1)
     """Longest answer; None takes the longest of the stages' rollouts."""
+    patience: int = Field(0, ge=0)
+    """End a stage after this many evaluations in a row without a better held-out accuracy, and go on from the best
+    checkpoint; 0 never does."""
 
 
 class Stage(Section):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -44,6 +44,8 @@ class State:
     """Steps done over all stages."""
     position: int
     """Problems taken from this stage's stream."""
+    carried: dict[str, float] = field(default_factory=dict)
+    """What the method itself takes from one step to the next, such as an adaptive KL coefficient."""
 
     @property
     def ends_stage(self) -> bool:
@@ -57,7 +59,7 @@ def save(run: Path, state: State, policy: Policy, weights: MasterWeights, optimi
     Raises:
         CheckpointError: it could not be written; earlier checkpoints are untouched.
     """
-    target = run / FOLDER / f"step-{state.global_step}"
+    target = step_folder(run, state.global_step)
     beside, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
     try:
         for leftover in target.parent.glob(".step-*"):
@@ -104,9 +106,14 @@ def checkpoints(run: Path) -> list[tuple[Path, State]]:
     return sorted(_found(run), key=lambda found: found[1].global_step)
 
 
-def prune(run: Path, keep: int) -> None:
-    """Delete all but the latest `keep` checkpoints within stages; those that end a stage stay."""
-    within = [folder for folder, state in checkpoints(run) if not state.ends_stage]
+def step_folder(run: Path, global_step: int) -> Path:
+    """Where the checkpoint of a step is, or would be."""
+    return run / FOLDER / f"step-{global_step}"
+
+
+def prune(run: Path, keep: int, *, best: int = -1) -> None:
+    """Delete all but the latest `keep` checkpoints within stages; those that end a stage and the best one stay."""
+    within = [folder for folder, state in checkpoints(run) if not state.ends_stage and state.global_step != best]
     for folder in within[: max(0, len(within) - keep)]:
         shutil.rmtree(folder, ignore_errors=True)
 

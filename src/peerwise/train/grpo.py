@@ -3,89 +3,187 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
 
-from peerwise.algo.advantage import group_advantages
-from peerwise.algo.presets import PRESETS, Method
+from peerwise.algo.advantage import group_advantages, whitened
+from peerwise.algo.divergence import adapted, divergence_of
+from peerwise.algo.shaping import overlong_penalty
 from peerwise.metrics.value import Metrics
 from peerwise.models.lora import Reference
-from peerwise.recipe.schema import Algorithm, Stage
-from peerwise.records import Group, Problem
+from peerwise.recipe.method import method_of
+from peerwise.recipe.schema import Stage
+from peerwise.records import Completion, Group, Problem
 from peerwise.rewards.rubric import score_groups
 from peerwise.rollout.base import Request, SamplingParams, sample_key
 from peerwise.train.optimizer import Optimizer
-from peerwise.train.schedule import stage_rate
+from peerwise.train.schedule import group_size, stage_rate, stage_temperature
 from peerwise.train.session import Session
-from peerwise.train.step import policy_step
-
-
-def method_of(settings: Algorithm) -> Method:
-    """The preset with what the recipe sets on top."""
-    axes = ("scale", "aggregation", "clip_low", "clip_high", "kl_coefficient")
-    given = {axis: getattr(settings, axis) for axis in axes if getattr(settings, axis) is not None}
-    return replace(PRESETS[settings.preset], **given)
+from peerwise.train.step import policy_step, sequence_logprobs
 
 
 class Grpo:
-    """One stage of GRPO."""
+    """One stage of GRPO, or of any other policy-gradient method: the algorithm's settings say which."""
 
     def __init__(self, session: Session, name: str, stage: Stage, optimizer: Optimizer) -> None:
         self.session, self.stage, self.optimizer = session, stage, optimizer
         self.seed = session.stage_seed(name)
         self.method = method_of(stage.algorithm)
-        self.per_step = stage.rollout.problems
+        self.position = 0
         self.order = session.problems.order(self.seed)
         self.generator = session.generator(stage.rollout)
-        self.params = SamplingParams(
-            max_new_tokens=stage.rollout.max_new_tokens,
-            temperature=stage.rollout.temperature,
-            stop=tuple(stage.rollout.stop),
-        )
-        # The policy as it stands now: the KL term starts at 0.
-        self.reference = Reference(session.policy.model) if self.method.kl_coefficient > 0 else None
+        self.coefficient = self.method.kl_coefficient
+        # The policy as it stands now: the divergence starts at 0.
+        self.reference = Reference(session.policy.model) if self.coefficient > 0 else None
         self.groups: list[Group] = []
         self.advantages = torch.zeros(0)
 
-    def step(self, step: int, position: int) -> Metrics:
+    def carried(self) -> dict[str, float]:
+        """What the next step needs to know of the last one, besides weights and position."""
+        return {"kl_coefficient": self.coefficient}
+
+    def carry(self, values: Mapping[str, float]) -> None:
+        """Go on from `carried` of a checkpoint."""
+        self.coefficient = values.get("kl_coefficient", self.coefficient)
+
+    def step(self, step: int) -> Metrics:
         """Batch `step` of the stage: rollout -> score -> advantage -> update. Keeps the groups for whoever asks."""
         clock = time.perf_counter
-        started = clock()
+        seconds = {"sampling": 0.0, "reward": 0.0}
         self.groups = []
-        problems = self.order.take(position, self.per_step)
-        requests = self._requests(problems, position)
-        answers = self.generator.generate(requests, self.params)
-        sampled = clock()
-        scores = score_groups(self.session.problems.scorers, problems, answers)
-        self.groups = [
-            Group(problem=problem, prompt_ids=request.prompt_ids, completions=completions, scores=of_group)
-            for problem, request, completions, of_group in zip(problems, requests, answers, scores, strict=True)
-        ]
-        self.advantages = group_advantages(
-            torch.tensor([group.rewards for group in self.groups]), scale=self.method.scale
-        )
-        scored = clock()
-        metrics = self._update(step)
+        self._sample(step, seconds)
+        before_update = clock()
+        charged = self._divergences(stage_temperature(self.stage, step))
+        by_token = self._compare(charged)
+        metrics = self._update(step, by_token)
         trained = clock()
+        if charged is not None:
+            metrics.add("kl/mean", float(sum(kl.sum() for kl in charged)), sum(map(len, charged)))
+        self._adapt(metrics)
         _measure(metrics, self.groups)
+        metrics.add("advantage/abs_mean", float(self.advantages.abs().sum()), self.advantages.numel())
+        metrics.add("epoch", self.order.epoch(self.position))
+        metrics.add("time/sampling", seconds["sampling"])
+        metrics.add("time/reward", seconds["reward"])
+        metrics.add("time/training", trained - before_update)
         tokens = sum(len(c.token_ids) for group in self.groups for c in group.completions)
-        used = sum(
+        metrics.add("speed/sampled_tokens_per_s", tokens, seconds["sampling"])
+        passes = self.stage.algorithm.updates_per_batch
+        metrics.add("speed/trained_tokens_per_s", passes * self._tokens_used(), trained - before_update)
+        return metrics
+
+    def _sample(self, step: int, seconds: dict[str, float]) -> None:
+        """Fill `groups`; with "refill", until enough of them are informative or the rounds are used up."""
+        rollout = self.stage.rollout
+        params = SamplingParams(
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=stage_temperature(self.stage, step),
+            stop=tuple(rollout.stop),
+        )
+        rounds = 1 + (self.stage.algorithm.refill_rounds if self.method.uninformative == "refill" else 0)
+        for _ in range(rounds):
+            missing = rollout.problems - sum(g.informative for g in self.groups)
+            if missing <= 0:
+                break
+            started = time.perf_counter()
+            problems = self.order.take(self.position, missing)
+            requests = self._requests(problems, self.position, group_size(rollout, step))
+            answers = self.generator.generate(requests, params)
+            sampled = time.perf_counter()
+            scores = score_groups(self.session.problems.scorers, problems, answers)
+            self.groups += [
+                self._shaped(Group(problem=problem, prompt_ids=request.prompt_ids, completions=found, scores=of_group))
+                for problem, request, found, of_group in zip(problems, requests, answers, scores, strict=True)
+            ]
+            self.position += missing
+            seconds["sampling"] += sampled - started
+            seconds["reward"] += time.perf_counter() - sampled
+
+    def _shaped(self, group: Group) -> Group:
+        """The group with what being cut off, or nearly so, does to the reward."""
+        if self.method.truncated not in ("zero", "penalty"):
+            return group
+        longest = self.stage.rollout.max_new_tokens
+        buffer = self.stage.algorithm.overlong_buffer or max(1, longest // 5)
+        scores = []
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            if self.method.truncated == "zero":
+                cost = -score.total if completion.finish == "length" else 0.0
+            else:
+                cost = overlong_penalty(len(completion.token_ids), longest=longest, buffer=buffer)
+            scores.append(replace(score, total=score.total + cost, parts={**score.parts, "overlong": cost}))
+        return replace(group, scores=tuple(scores))
+
+    def _divergences(self, temperature: float) -> list[Tensor] | None:
+        """P * G times [T], log-prob of the sampler minus that of the reference, where the reward is charged for it."""
+        if self.reference is None or self.method.kl_in != "reward":
+            return None
+        with self.reference.policy() as frozen:
+            reference = sequence_logprobs(
+                frozen,
+                self.groups,
+                temperature=temperature,
+                micro_batch_tokens=self.stage.optimizer.micro_batch_tokens,
+            )
+        sampled = [
+            torch.tensor(c.logprobs, device=r.device) for c, r in zip(self._completions(), reference, strict=True)
+        ]
+        return [divergence_of(self.method.divergence, s, r).cpu() for s, r in zip(sampled, reference, strict=True)]
+
+    def _compare(self, charged: list[Tensor] | None) -> Tensor | list[Tensor]:
+        """Set `advantages` [P, G]; returns them, or the advantage of each token where tokens differ.
+
+        A group's answers are compared by their whole reward, so the divergence is summed over each answer. Compared
+        with the batch, a token answers for the divergence from its own place on.
+        """
+        method = self.method
+        rewards = torch.tensor([group.rewards for group in self.groups], dtype=torch.float64)
+        if charged is None or method.baseline in ("group", "leave_one_out"):
+            if charged is not None:
+                rewards -= self.coefficient * torch.stack([kl.sum() for kl in charged]).reshape(rewards.shape)
+            self.advantages = group_advantages(rewards, scale=method.scale, baseline=method.baseline)
+            return self.advantages
+        returns = [
+            reward - self.coefficient * kl.flip(0).cumsum(0).flip(0)
+            for reward, kl in zip(rewards.flatten(), charged, strict=True)
+        ]
+        flat = whitened(torch.cat(returns), centre=method.baseline == "batch", scale=method.scale == "batch")
+        by_token = list(torch.split(flat, [len(kl) for kl in charged]))
+        self.advantages = torch.stack([row.mean() for row in by_token]).reshape(rewards.shape)
+        return by_token
+
+    def _adapt(self, metrics: Metrics) -> None:
+        """Move the coefficient towards the target divergence, where there is one."""
+        if self.reference is None:
+            return
+        metrics.add("kl/coefficient", self.coefficient)
+        settings = self.stage.algorithm
+        kl = metrics.resolve().get("kl/mean")
+        if settings.kl_target is not None and kl is not None:
+            self.coefficient = adapted(
+                self.coefficient,
+                kl,
+                target=settings.kl_target,
+                rate=settings.kl_rate,
+                low=settings.kl_low,
+                high=settings.kl_high,
+            )
+
+    def _completions(self) -> Iterator[Completion]:
+        return (c for group in self.groups for c in group.completions)
+
+    def _tokens_used(self) -> int:
+        """Completion tokens of the groups that the update computes."""
+        everything = self.method.entropy_coefficient > 0 or (self.reference is not None and self.method.kl_in == "loss")
+        return sum(
             len(c.token_ids)
             for group, row in zip(self.groups, self.advantages, strict=True)
             for c in group.completions
-            if self.reference is not None or bool(row.any())
+            if (everything or bool(row.any())) and (self.method.uninformative == "keep" or group.informative)
         )
-        metrics.add("epoch", self.order.epoch(position + self.per_step))
-        metrics.add("time/sampling", sampled - started)
-        metrics.add("time/reward", scored - sampled)
-        metrics.add("time/training", trained - scored)
-        metrics.add("speed/sampled_tokens_per_s", tokens, sampled - started)
-        passes = self.stage.algorithm.updates_per_batch
-        metrics.add("speed/trained_tokens_per_s", passes * used, trained - scored)
-        return metrics
 
     def save_batch(self, name: str) -> None:
         """Keep the last batch for going through it by hand."""
@@ -94,9 +192,8 @@ class Grpo:
         ]
         self.session.save_bad(name, rows)
 
-    def _requests(self, problems: Sequence[Problem], position: int) -> list[Request]:
+    def _requests(self, problems: Sequence[Problem], position: int, size: int) -> list[Request]:
         """Keys come from the place in the stream, so a problem that returns in a later epoch is drawn afresh."""
-        size = self.stage.rollout.group_size
         return [
             Request(
                 prompt_ids=self.session.policy.prompt_ids(problem.messages),
@@ -105,21 +202,25 @@ class Grpo:
             for place, problem in enumerate(problems, position)
         ]
 
-    def _update(self, step: int) -> Metrics:
-        settings = self.stage.optimizer
+    def _update(self, step: int, advantages: Tensor | list[Tensor]) -> Metrics:
         rate = stage_rate(self.stage, step)
+        settings = self.stage.algorithm
         metrics = policy_step(
             self.session.policy,
             self.groups,
-            self.advantages,
+            advantages,
             self.optimizer,
             method=self.method,
             learning_rate=rate,
-            temperature=self.params.temperature,
-            max_new_tokens=self.params.max_new_tokens,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            updates=self.stage.algorithm.updates_per_batch,
+            temperature=stage_temperature(self.stage, step),
+            max_new_tokens=self.stage.rollout.max_new_tokens,
+            micro_batch_tokens=self.stage.optimizer.micro_batch_tokens,
+            passes=settings.updates_per_batch,
+            mini_batches=settings.mini_batches,
+            seed=self.seed + step,
             reference=self.reference,
+            kl_coefficient=self.coefficient,
+            mismatch_bound=settings.mismatch_bound,
         )
         metrics.add("learning_rate", rate)
         return metrics

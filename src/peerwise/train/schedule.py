@@ -1,11 +1,11 @@
-"""The learning rate as a pure function of the step."""
+"""What changes over a stage, as pure functions of the step: learning rate, temperature, group size."""
 
 from __future__ import annotations
 
 import math
 from typing import Literal
 
-from peerwise.recipe.schema import Stage
+from peerwise.recipe.schema import Rollout, Stage
 
 
 def stage_rate(stage: Stage, step: int) -> float:
@@ -19,6 +19,22 @@ def stage_rate(stage: Stage, step: int) -> float:
         schedule=settings.schedule,
         final_fraction=settings.final_fraction,
     )
+
+
+def stage_temperature(stage: Stage, step: int) -> float:
+    """The sampling temperature of a stage's step, counted from 0: constant, or on a line to the final one."""
+    first, last = stage.rollout.temperature, stage.rollout.final_temperature
+    return first if last is None else first + (last - first) * step / max(1, stage.steps - 1)
+
+
+def group_size(rollout: Rollout, step: int) -> int:
+    """Answers to each problem at a stage's step, counted from 0.
+
+    >>> [group_size(Rollout(group_size=4, group_schedule={"2": 8, "3": 12}), step) for step in range(4)]
+    [4, 4, 8, 12]
+    """
+    later = [size for start, size in rollout.group_schedule.items() if step >= int(start)]
+    return later[-1] if later else rollout.group_size
 
 
 def learning_rate(

@@ -72,17 +72,16 @@ class Session:
         """How every evaluation of the run samples: as the stage with the longest answers, so that all are alike."""
         return max((stage.rollout for stage in self.recipe.stage.values()), key=lambda r: r.max_new_tokens)
 
-    def evaluate(self, *, stage: str, step: int, global_step: int, at: str) -> list[dict[str, Any]]:
-        """Measure on every task's held-out problems; show and return the records, and write them together."""
+    def measure(self, *, stage: str, step: int, global_step: int) -> list[dict[str, Any]]:
+        """Answer every task's held-out problems with the policy as it is: one record a task, shown but not written."""
         records = []
         for label, problems in self.problems.held_out.items():
-            task = self.problems.tasks[label]
-            where = {"stage": stage, "step": step, "global_step": global_step, "at": at, "task": label}
+            where = {"stage": stage, "step": step, "global_step": global_step, "task": label}
             record = where | measure(
                 self.policy,
                 problems,
                 {label: self.problems.scorers[label]},
-                task,
+                self.problems.tasks[label],
                 self.recipe.evaluation,
                 self.evaluation_rollout,
                 split=self.problems.splits[label],
@@ -91,9 +90,12 @@ class Session:
             )
             self.console.evaluation(record)
             records.append(record)
-        for record in records:
-            self.files.evaluation(record)
         return records
+
+    def record(self, records: Sequence[Mapping[str, Any]], at: str) -> None:
+        """Write the records of one evaluation together, with what it was for: before, during or after a stage."""
+        for record in records:
+            self.files.evaluation({**record, "at": at})
 
     def save_bad(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep everything that is needed to go through a batch by hand: bad/<name>.json."""

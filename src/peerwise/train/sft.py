@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from peerwise.errors import DataError
@@ -25,7 +26,7 @@ class Sft:
 
     def __init__(self, session: Session, name: str, stage: Stage, optimizer: Optimizer) -> None:
         self.session, self.stage, self.optimizer = session, stage, optimizer
-        self.per_step = stage.sft.batch_size
+        self.position = 0
         solved = {
             label: tuple(problem for problem in problems if self._usable(problem))
             for label, problems in session.problems.train.items()
@@ -51,11 +52,20 @@ class Sft:
         self.order = order
         self.examples: list[Problem] = []
 
-    def step(self, step: int, position: int) -> Metrics:
+    def carried(self) -> dict[str, float]:
+        """Nothing but the position goes from one step to the next."""
+        return {}
+
+    def carry(self, values: Mapping[str, float]) -> None:
+        """Nothing to go on from."""
+
+    def step(self, step: int) -> Metrics:
         """Optimizer step `step` of the stage, on the next examples of the stream."""
         started = time.perf_counter()
         policy = self.session.policy
-        self.examples = self.order.take(position, self.per_step)
+        size = self.stage.sft.batch_size
+        self.examples = self.order.take(self.position, size)
+        self.position += size
         examples = [(policy.prompt_ids(p.messages), policy.answer_ids(p.solution or "")) for p in self.examples]
         settings = self.stage.optimizer
         rate = stage_rate(self.stage, step)
@@ -68,7 +78,7 @@ class Sft:
         )
         seconds = time.perf_counter() - started
         metrics.add("learning_rate", rate)
-        metrics.add("epoch", self.order.epoch(position + self.per_step))
+        metrics.add("epoch", self.order.epoch(self.position))
         metrics.add("time/training", seconds)
         metrics.add("speed/trained_tokens_per_s", sum(len(answer) for _, answer in examples), seconds)
         return metrics

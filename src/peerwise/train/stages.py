@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,7 +26,7 @@ from peerwise.metrics.console import Console
 from peerwise.metrics.write import EVALS_FILE, read_rows
 from peerwise.recipe.load import dumps, load
 from peerwise.recipe.schema import Recipe, Stage
-from peerwise.train.checkpoint import State, checkpoints, prune, restore, save
+from peerwise.train.checkpoint import State, checkpoints, prune, restore, save, step_folder
 from peerwise.train.grpo import Grpo
 from peerwise.train.optimizer import MasterWeights, Optimizer
 from peerwise.train.session import Session, open_session
@@ -78,6 +79,7 @@ class _Run:
         self.weights = MasterWeights(session.policy.model)
         self.bad_steps = 0
         self.unlearnable = 0
+        self.best = -1  # global step of the best evaluation of the stage, with patience
         self.stop_asked = False
         self.something_to_save = False
 
@@ -88,15 +90,15 @@ class _Run:
         self._introduce()
         with _first_interrupt_asks(self._ask_to_stop):
             if not done and not self._evaluated_before():
-                self.session.evaluate(stage=next(iter(self.recipe.stage)), step=0, global_step=0, at="before")
+                first = next(iter(self.recipe.stage))
+                self.session.record(self.session.measure(stage=first, step=0, global_step=0), "before")
             before = 0
             for index, (name, stage) in enumerate(self.recipe.stage.items()):
-                if any(state.stage == name and state.ends_stage for _, state in done):
-                    before += stage.steps
-                    continue
                 within = [found for found in done if found[1].stage == name]
-                self._stage(index, name, stage, before, within[-1] if within else None)
-                before += stage.steps
+                if within and within[-1][1].ends_stage:
+                    before += within[-1][1].step
+                else:
+                    before += self._stage(index, name, stage, before, within[-1] if within else None)
         self._conclude()
         return self.result()
 
@@ -112,15 +114,16 @@ class _Run:
         """Records of the evaluations before the first stage and after each."""
         return [row for row in read_rows(self.folder / EVALS_FILE) if row["at"] in ("before", "after")]
 
-    def _stage(self, index: int, name: str, stage: Stage, before: int, latest: tuple[Path, State] | None) -> None:
-        """One stage, from its beginning or from a checkpoint within it."""
+    def _stage(self, index: int, name: str, stage: Stage, before: int, latest: tuple[Path, State] | None) -> int:
+        """One stage, from its beginning or from a checkpoint within it; returns the steps it took."""
         self._start_from_previous(index)
         optimizer = make_optimizer(self.weights, stage)
         method = METHODS[stage.method](self.session, name, stage, optimizer)
         start = 0
         if latest is not None:
             restore(latest[0], self.session.policy, self.weights, optimizer)
-            start = latest[1].step
+            start, method.position = latest[1].step, latest[1].position
+            method.carry(latest[1].carried)
         self.console.stage(name, stage.method, stage.steps)
         state = None if latest is None else latest[1]
         for step in range(start, stage.steps):
@@ -136,10 +139,14 @@ class _Run:
                 step=step + 1,
                 stage_steps=stage.steps,
                 global_step=before + step + 1,
-                position=(step + 1) * method.per_step,
+                position=method.position,
+                carried=method.carried(),
             )
-            self._evaluate_if_due(state)
+            state = self._evaluate_if_due(state)
             self._save_if_due(state, optimizer)
+            if state.ends_stage:
+                return state.step
+        return stage.steps
 
     def _start_from_previous(self, index: int) -> None:
         """The weights the stage before ended with; a resumed process has only the ones it loaded."""
@@ -151,7 +158,7 @@ class _Run:
     def _step(self, method: Sft | Grpo, name: str, stage: Stage, step: int, global_step: int) -> None:
         self.something_to_save = True
         started = time.perf_counter()
-        metrics = method.step(step, step * method.per_step)
+        metrics = method.step(step)
         metrics.add("time/step", time.perf_counter() - started)
         metrics.add("memory/peak", _peak_memory())
         values = metrics.resolve()
@@ -173,8 +180,9 @@ class _Run:
     def _warn(self, values: dict[str, float], method: Grpo) -> None:
         """What wastes a run quietly is said aloud."""
         if values["length/truncated"] > 0.9:
+            limit = method.stage.rollout.max_new_tokens
             self.console.warn(
-                f"more than 90 % of answers are cut off at rollout.max_new_tokens = {method.params.max_new_tokens}; "
+                f"more than 90 % of answers are cut off at rollout.max_new_tokens = {limit}; "
                 "their rewards say little, raise it"
             )
         if values.get("mismatch/mean", 0.0) > 0.1:
@@ -200,19 +208,48 @@ class _Run:
                 "model.dtype = 'float32'"
             )
 
-    def _evaluate_if_due(self, state: State) -> None:
+    def _evaluate_if_due(self, state: State) -> State:
+        """Measure where the recipe says so. With patience, the state may come back as the end of its stage."""
         every = self.recipe.evaluation.every
-        if state.ends_stage or (every and state.step % every == 0):
-            at = "after" if state.ends_stage else "during"
-            self.session.evaluate(stage=state.stage, step=state.step, global_step=state.global_step, at=at)
+        if not state.ends_stage and not (every and state.step % every == 0):
+            return state
+        records = self.session.measure(stage=state.stage, step=state.step, global_step=state.global_step)
+        at = "after" if state.ends_stage else "during"
+        patience = self.recipe.evaluation.patience
+        if not patience:
+            self.session.record(records, at)
+            return state
+        earlier = [row for row in read_rows(self.folder / EVALS_FILE) if row["stage"] == state.stage and row["step"]]
+        self.best, since = best_evaluation([*earlier, *records])
+        over = state.ends_stage or since >= patience
+        if since == 0:
+            self.session.record(records, at)
+            return state
+        self.session.record(records, "during")
+        if over:
+            self._back_to_best(state, [row for row in earlier if row["global_step"] == self.best])
+        return replace(state, stage_steps=state.step) if over else state
+
+    def _back_to_best(self, state: State, records: list[dict[str, Any]]) -> None:
+        """End a stage with the weights that did best in it; what was measured of them then holds now."""
+        folder = step_folder(self.folder, self.best)
+        if not folder.exists():
+            self.console.warn(f"{folder}, the best checkpoint of the stage, is gone; going on with the latest weights")
+            return
+        restore(folder, self.session.policy, self.weights, None)
+        self.console.note(
+            f"stage {state.stage} ends after step {state.step} with the weights of {folder.name}, its best on the "
+            f"held-out problems ({100 * _accuracy(records):.1f} %)"
+        )
+        self.session.record([row | {"step": state.step, "global_step": state.global_step} for row in records], "after")
 
     def _save_if_due(self, state: State, optimizer: Optimizer) -> None:
         every = self.recipe.run.checkpoint_every
         due = state.ends_stage or self.stop_asked or bool(every and state.step % every == 0)
-        if due:
+        if due or self.best == state.global_step:
             try:
                 save(self.folder, state, self.session.policy, self.weights, optimizer)
-                prune(self.folder, self.recipe.run.keep_checkpoints)
+                prune(self.folder, self.recipe.run.keep_checkpoints, best=self.best)
             except CheckpointError as error:
                 if state.ends_stage or self.stop_asked:
                     raise
@@ -279,6 +316,20 @@ def make_optimizer(weights: MasterWeights, stage: Stage) -> Optimizer:
         weight_decay=settings.weight_decay,
         max_norm=settings.max_grad_norm,
     )
+
+
+def best_evaluation(records: list[dict[str, Any]]) -> tuple[int, int]:
+    """The global step with the highest accuracy (mean over tasks, the earliest of equals), and evaluations since."""
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    for record in records:
+        by_step.setdefault(record["global_step"], []).append(record)
+    accuracy = {step: _accuracy(rows) for step, rows in sorted(by_step.items())}
+    best = max(accuracy, key=lambda step: (accuracy[step], -step))
+    return best, sum(step > best for step in accuracy)
+
+
+def _accuracy(records: list[dict[str, Any]]) -> float:
+    return float(sum(row["accuracy"] for row in records) / len(records))
 
 
 def differences(records: list[dict[str, Any]]) -> Iterator[str]:

@@ -6,6 +6,7 @@ Knows nothing of tasks, rewards or run folders: groups with advantages come in, 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from peerwise.algo.aggregate import token_weights
+from peerwise.algo.correction import mismatch_weights
 from peerwise.algo.likelihood import likelihood_loss
 from peerwise.algo.policy import PolicyLoss, policy_loss
 from peerwise.algo.presets import Method
@@ -29,11 +31,12 @@ from peerwise.train.optimizer import Optimizer
 
 @dataclass(slots=True)
 class _Batch:
-    """The sequences of one update as tensors. B sequences, one after the other over all groups."""
+    """The sequences of one batch of groups as tensors. B sequences, one after the other over all groups."""
 
     groups: list[PackedGroup]
-    advantages: Tensor  # [B]
-    weights: Tensor  # [B] weight of each token of the sequence
+    lengths: Tensor  # [B] tokens of each sequence, on the CPU
+    counted: Tensor  # [B] the same, 0 where a sequence is left out of loss and denominators
+    advantages: list[Tensor]  # B times [T]
     sampled: list[Tensor]  # B times [T], the sampler's log-probs
     skip: list[bool]  # [groups] True where nothing can be learned
     old: dict[int, Tensor] = field(default_factory=dict)  # row -> [T] log-probs before the first update
@@ -43,11 +46,16 @@ class _Batch:
         """[M] the per-token values of some rows, one after the other."""
         return torch.cat([values[row] for row in rows])
 
+    def rows(self, group: int) -> range:
+        """The sequences of one group."""
+        start = sum(len(g.completions) for g in self.groups[:group])
+        return range(start, start + len(self.groups[group].completions))
+
 
 def policy_step(
     policy: Policy,
     groups: Sequence[Group],
-    advantages: Tensor,
+    advantages: Tensor | Sequence[Tensor],
     optimizer: Optimizer,
     *,
     method: Method,
@@ -55,56 +63,115 @@ def policy_step(
     temperature: float,
     max_new_tokens: int,
     micro_batch_tokens: int,
-    updates: int = 1,
+    passes: int = 1,
+    mini_batches: int = 1,
+    seed: int = 0,
     reference: Reference | None = None,
+    kl_coefficient: float | None = None,
+    mismatch_bound: float = 2.0,
 ) -> Metrics:
-    """`updates` optimizer steps on one batch of sampled groups.
+    """`passes` times `mini_batches` optimizer steps on one batch of sampled groups.
 
-    The denominators are counted over the whole batch before the first backward. A group whose advantages are all 0
-    adds nothing to the gradient when there is no KL term: it keeps its share in the denominators, and its forward
-    and backward are saved.
+    The denominators of an optimizer step are counted over all its sequences before the first backward. A group whose
+    advantages are all 0 adds nothing to the gradient when there is neither a KL term nor an entropy bonus: it keeps its
+    share in the denominators, and its forward and backward are saved.
 
-    The ratio's denominator is the policy that sampled, under the trainer's own arithmetic: the log-probs of the
-    first pass, before anything moved, which costs no pass of its own. How far the sampler's own log-probs are from
-    those is measured ("mismatch").
+    The ratio's denominator is the policy that sampled, under the trainer's own arithmetic: the log-probs of the first
+    pass, before anything moved. With one mini-batch that pass is the first one of training and costs nothing; with
+    more, it is made beforehand. How far the sampler's own log-probs are from those is measured ("mismatch").
 
     Args:
-        advantages: [P, G].
+        advantages: [P, G], one for each completion, or P * G times [T], one for each of its tokens.
         temperature: the sampler's.
-        reference: needed when `method.kl_coefficient` is above 0.
+        mini_batches: optimizer steps of one pass, over groups in an order drawn from `seed`.
+        reference: needed when the method charges the divergence in the loss.
+        kl_coefficient: in place of the method's, when it is adapted.
+        mismatch_bound: ratio of trainer to sampler beyond which a token counts as mismatched.
     """
-    batch = _make_batch(policy, groups, advantages, method, max_new_tokens, keep_all=reference is not None)
+    coefficient = method.kl_coefficient if kl_coefficient is None else kl_coefficient
+    in_loss = reference is not None and method.kl_in == "loss"
+    batch = _make_batch(policy, groups, advantages, method, keep_all=in_loss or method.entropy_coefficient > 0)
     metrics = Metrics()
     loss = 0.0
     with use_attention(policy.model, NAME):
-        for update in range(updates):
-            for parts in micro_batches(batch.groups, micro_batch_tokens, skip=batch.skip):
-                rows = [row for part in parts for row in part.rows]
-                if update == 0 and reference is not None:
-                    with reference.policy() as frozen, use_attention(frozen, NAME):
-                        _store(batch.reference, parts, _logprobs(frozen, parts, temperature)[0])
-                logprobs, entropies = _logprobs(policy.model, parts, temperature)
-                if update == 0:
-                    _store(batch.old, parts, logprobs.detach())
-                    _measure_mismatch(metrics, logprobs.detach(), batch.of(rows, batch.sampled))
-                lengths = torch.tensor([len(batch.sampled[row]) for row in rows], device=logprobs.device)
-                result = policy_loss(
-                    logprobs,
-                    batch.of(rows, batch.old),
-                    batch.advantages[rows].repeat_interleave(lengths),
-                    batch.weights[rows].repeat_interleave(lengths),
-                    clip_low=method.clip_low,
-                    clip_high=method.clip_high,
-                    reference=batch.of(rows, batch.reference) if reference is not None else None,
-                    kl_coefficient=method.kl_coefficient,
-                )
-                result.loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.weights.collect()
-                loss += float(result.loss.detach()) / updates
-                _measure(metrics, result, entropies)
-            _move(metrics, optimizer, learning_rate)
+        if mini_batches > 1:
+            with torch.no_grad():
+                for parts in micro_batches(batch.groups, micro_batch_tokens, skip=batch.skip):
+                    _store(batch.old, parts, _logprobs(policy.model, parts, temperature)[0])
+        for update in range(passes):
+            for skip, weights in _mini_batches(batch, method, max_new_tokens, mini_batches, f"{seed}/{update}"):
+                if not bool(weights.any()):
+                    metrics.add("skipped/empty", 1)
+                    continue
+                for parts in micro_batches(batch.groups, micro_batch_tokens, skip=skip):
+                    rows = [row for part in parts for row in part.rows]
+                    if update == 0 and in_loss:
+                        assert reference is not None
+                        with reference.policy() as frozen, use_attention(frozen, NAME):
+                            _store(batch.reference, parts, _logprobs(frozen, parts, temperature)[0])
+                    logprobs, entropies = _logprobs(policy.model, parts, temperature)
+                    if update == 0 and mini_batches == 1:
+                        _store(batch.old, parts, logprobs.detach())
+                    old = batch.of(rows, batch.old)
+                    sampled = batch.of(rows, batch.sampled)
+                    correction, outside = mismatch_weights(old, sampled, kind=method.correction, bound=mismatch_bound)
+                    if update == 0:
+                        _measure_mismatch(metrics, old, sampled, outside)
+                    lengths = batch.lengths[rows].to(logprobs.device)
+                    result = policy_loss(
+                        logprobs,
+                        old,
+                        batch.of(rows, batch.advantages),
+                        weights[rows].to(logprobs.device).repeat_interleave(lengths),
+                        clip_low=method.clip_low,
+                        clip_high=method.clip_high,
+                        lengths=lengths,
+                        ratio=method.ratio,
+                        surrogate=method.surrogate,
+                        dual_clip=method.dual_clip,
+                        gate_positive=method.gate_positive,
+                        gate_negative=method.gate_negative,
+                        correction=correction,
+                        reference=batch.of(rows, batch.reference) if in_loss else None,
+                        divergence=method.divergence,
+                        kl_coefficient=coefficient,
+                        entropies=entropies if method.entropy_coefficient > 0 else None,
+                        entropy_coefficient=method.entropy_coefficient,
+                    )
+                    result.loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.weights.collect()
+                    loss += float(result.loss.detach()) / (passes * mini_batches)
+                    _measure(metrics, result, entropies)
+                move(metrics, optimizer, learning_rate)
     metrics.add("loss", loss)
     return metrics
+
+
+def _mini_batches(
+    batch: _Batch, method: Method, max_new_tokens: int, count: int, seed: str
+) -> Iterator[tuple[list[bool], Tensor]]:
+    """For each optimizer step: the groups to leave out [groups], and the weight of each token of a sequence [B]."""
+    order = list(range(len(batch.groups)))
+    if count > 1:
+        random.Random(seed).shuffle(order)
+    for part in range(count):
+        members = set(order[part::count])
+        rows = [row for group in sorted(members) for row in batch.rows(group)]
+        weights = torch.zeros(len(batch.lengths))
+        weights[rows] = token_weights(batch.counted[rows], method.aggregation, fixed_length=max_new_tokens)
+        yield [skipped or group not in members for group, skipped in enumerate(batch.skip)], weights
+
+
+def sequence_logprobs(
+    model: PreTrainedModel, groups: Sequence[Group], *, temperature: float, micro_batch_tokens: int
+) -> list[Tensor]:
+    """Log-probs of all sampled tokens under a model, without gradient: P * G times [T]."""
+    packed = [_packed(group) for group in groups]
+    found: dict[int, Tensor] = {}
+    with torch.no_grad(), use_attention(model, NAME):
+        for parts in micro_batches(packed, micro_batch_tokens, skip=[False] * len(packed)):
+            _store(found, parts, _logprobs(model, parts, temperature)[0])
+    return [found[row] for row in range(len(found))]
 
 
 def imitation_step(
@@ -133,13 +200,13 @@ def imitation_step(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.weights.collect()
             total += float(loss.detach())
-            metrics.add("entropy/mean", float(entropies.sum()), len(entropies))
+            metrics.add("entropy/mean", float(entropies.detach().sum()), len(entropies))
     metrics.add("loss", total)
-    _move(metrics, optimizer, learning_rate)
+    move(metrics, optimizer, learning_rate)
     return metrics
 
 
-def _move(metrics: Metrics, optimizer: Optimizer, learning_rate: float) -> None:
+def move(metrics: Metrics, optimizer: Optimizer, learning_rate: float) -> None:
     """One optimizer update; one that is left out because its gradient is not finite is counted."""
     norm = optimizer.step(learning_rate)
     metrics.add("grad_norm", norm)
@@ -148,18 +215,45 @@ def _move(metrics: Metrics, optimizer: Optimizer, learning_rate: float) -> None:
 
 
 def _make_batch(
-    policy: Policy, groups: Sequence[Group], advantages: Tensor, method: Method, max_new_tokens: int, *, keep_all: bool
+    policy: Policy,
+    groups: Sequence[Group],
+    advantages: Tensor | Sequence[Tensor],
+    method: Method,
+    *,
+    keep_all: bool,
 ) -> _Batch:
     device = policy.model.device
-    packed = [
-        PackedGroup(prompt=group.prompt_ids, completions=tuple(c.token_ids for c in group.completions))
-        for group in groups
-    ]
-    sampled = [torch.tensor(c.logprobs, device=device) for group in groups for c in group.completions]
-    lengths = torch.tensor([len(logprobs) for logprobs in sampled])
-    weights = token_weights(lengths, method.aggregation, fixed_length=max_new_tokens)
-    nothing = [not keep_all and not bool(row.any()) for row in advantages]
-    return _Batch(packed, advantages.flatten().to(device), weights.to(device), sampled, nothing)
+    completions = [c for group in groups for c in group.completions]
+    lengths = torch.tensor([len(c.token_ids) for c in completions])
+    if isinstance(advantages, Tensor):
+        by_row = [a.expand(int(n)) for a, n in zip(advantages.flatten(), lengths, strict=True)]
+    else:
+        by_row = list(advantages)
+    dropped = [method.uninformative != "keep" and not group.informative for group in groups]
+    left_out = torch.tensor(
+        [
+            drop or (method.truncated == "mask" and c.finish == "length")
+            for group, drop in zip(groups, dropped, strict=True)
+            for c in group.completions
+        ]
+    )
+    batch = _Batch(
+        groups=[_packed(group) for group in groups],
+        lengths=lengths,
+        counted=torch.where(left_out, 0, lengths),
+        advantages=[row.to(device) for row in by_row],
+        sampled=[torch.tensor(c.logprobs, device=device) for c in completions],
+        skip=dropped,
+    )
+    for index, drop in enumerate(dropped):
+        rows = batch.rows(index)
+        nothing = not keep_all and not any(bool(batch.advantages[row].any()) for row in rows)
+        batch.skip[index] = drop or nothing or not bool(batch.counted[list(rows)].any())
+    return batch
+
+
+def _packed(group: Group) -> PackedGroup:
+    return PackedGroup(prompt=group.prompt_ids, completions=tuple(c.token_ids for c in group.completions))
 
 
 def _logprobs(model: PreTrainedModel, parts: Sequence[Part], temperature: float) -> tuple[Tensor, Tensor]:
@@ -175,16 +269,19 @@ def _store(target: dict[int, Tensor], parts: Sequence[Part], logprobs: Tensor) -
             target[row] = next(pieces)
 
 
-def _measure_mismatch(metrics: Metrics, trainer: Tensor, sampler: Tensor) -> None:
+def _measure_mismatch(metrics: Metrics, trainer: Tensor, sampler: Tensor, outside: int) -> None:
     difference = (trainer - sampler).abs()
     metrics.add("mismatch/mean", float(difference.sum()), len(difference))
     metrics.add("mismatch/max", float(difference.max()))
+    metrics.add("mismatch/outside", outside, len(difference))
 
 
 def _measure(metrics: Metrics, result: PolicyLoss, entropies: Tensor) -> None:
-    metrics.add("entropy/mean", float(entropies.sum()), len(entropies))
+    metrics.add("entropy/mean", float(entropies.detach().sum()), len(entropies))
     metrics.add("ratio/clipped_low", result.clipped_low, result.num_tokens)
     metrics.add("ratio/clipped_high", result.clipped_high, result.num_tokens)
+    metrics.add("ratio/min", result.min_ratio)
     metrics.add("ratio/max", result.max_ratio)
     if result.kl is not None:
         metrics.add("kl/mean", result.kl, result.num_tokens)
+        metrics.add("kl/clamped", result.kl_clamped, result.num_tokens)
