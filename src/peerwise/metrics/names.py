@@ -209,6 +209,28 @@ _TABLE = (
         "mean",
     ),
     Metric(
+        "pairs/mean",
+        "pairs",
+        "pairs of a right and a wrong answer / groups",
+        "How many pairs dpo finds in a group.",
+        "mean",
+    ),
+    Metric(
+        "pairs/margin",
+        "nats",
+        "sum over pairs of beta * ((a - a_ref) - (b - b_ref)) / pairs; a, b = logprob of the right and of the "
+        "wrong answer before the update, a_ref, b_ref = by the reference",
+        "How far dpo has moved the policy towards right answers.",
+        "mean",
+    ),
+    Metric(
+        "pairs/preferred",
+        "share",
+        "pairs with a margin above 0 / pairs",
+        "How often the policy already prefers the right answer more than the reference did.",
+        "mean",
+    ),
+    Metric(
         "loss",
         "1",
         "sum of the loss that was differentiated over optimizer updates / optimizer updates",

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from peerwise.algo.presets import PRESETS, Method
 from peerwise.errors import RecipeError, nearest
-from peerwise.recipe.method import method_of
+from peerwise.recipe.method import method_of, samples
 from peerwise.recipe.overrides import STAGE_NAME
-from peerwise.recipe.schema import Algorithm, Recipe, Stage, Task
+from peerwise.recipe.schema import METHOD_SECTIONS, Algorithm, Recipe, Stage, Task
 
 TASKS = ("arithmetic", "gsm8k", "math", "files", "reasoning-gym")
 GENERATED_TASKS = ("arithmetic", "reasoning-gym")
@@ -159,13 +159,14 @@ def _key(recipe: Recipe, name: str, section: str, field: str) -> str:
 def _stage_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
     yield from _optimizer_rules(recipe, name, stage)
     if stage.method == "grpo":
-        yield from _sampling_rules(recipe, name, stage)
         yield from _algorithm_rules(recipe, name, stage)
+    if samples(stage):
+        yield from _sampling_rules(recipe, name, stage)
     elif all(task.name == "reasoning-gym" for task in recipe.tasks):
         yield _warning(f"stage.{name}: sft needs worked solutions, and reasoning-gym data has none")
-    unused = "sft" if stage.method == "grpo" else "algorithm"
-    if getattr(stage, unused) != getattr(recipe, unused):
-        yield _warning(f"stage.{name}.{unused}: method {stage.method!r} does not use it")
+    for section in METHOD_SECTIONS.values():
+        if section != METHOD_SECTIONS[stage.method] and getattr(stage, section) != getattr(recipe, section):
+            yield _warning(f"stage.{name}.{section}: method {stage.method!r} does not use it")
 
 
 def _optimizer_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
@@ -185,10 +186,10 @@ def _optimizer_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Findin
             f"longest row, {rollout.max_prompt_tokens} + {rollout.max_new_tokens} tokens; such a row is taken alone "
             "and needs more memory than planned by this setting"
         )
-    if stage.method == "grpo" and recipe.model.lora_rank == 0 and optimizer.learning_rate > HIGH_FULL_RATE:
+    if stage.method != "sft" and recipe.model.lora_rank == 0 and optimizer.learning_rate > HIGH_FULL_RATE:
         yield _warning(
-            f"{_key(recipe, name, 'optimizer', 'learning_rate')}: {optimizer.learning_rate:g} is high for grpo on all "
-            "weights; such runs often collapse within a few steps, begin near 1e-5"
+            f"{_key(recipe, name, 'optimizer', 'learning_rate')}: {optimizer.learning_rate:g} is high for "
+            f"{stage.method} on all weights; such runs often collapse within a few steps, begin near 1e-5"
         )
 
 

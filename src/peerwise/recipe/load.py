@@ -15,12 +15,9 @@ from pydantic import ValidationError
 from peerwise.errors import RecipeError, nearest
 from peerwise.recipe.dump import diff, dumps
 from peerwise.recipe.overrides import allows_none, parse, section_of, suggest, table
-from peerwise.recipe.schema import STAGE_SECTIONS, Recipe, Section, Stage, Task
+from peerwise.recipe.schema import METHOD_SECTIONS, STAGE_SECTIONS, Recipe, Section, Stage, Task
 
 __all__ = ["diff", "dumps", "load", "loads"]
-
-_UNUSED_SECTION = {"grpo": "sft", "sft": "algorithm"}
-"""The section of a stage that its method does not read."""
 
 _TABLES_BY_NAME: dict[str, type[Section]] = {"stage": Stage, "more_tasks": Task}
 """The fields of a recipe that hold several sections."""
@@ -119,7 +116,8 @@ def _refuse_without_effect(raw: Mapping[str, Any], overrides: Mapping[str, Any])
     methods = {name: table(typed, name).get("method", table(stages, name).get("method")) for name in stages}
     lines: list[str] = []
     for section in STAGE_SECTIONS:
-        users = [name for name in stages if _UNUSED_SECTION.get(str(methods[name])) != section]
+        readers = {method for method, own in METHOD_SECTIONS.items() if own == section} or set(METHOD_SECTIONS)
+        users = [name for name in stages if str(methods[name]) in readers or methods[name] not in METHOD_SECTIONS]
         for key in table(overrides, section):
             lines += _shadowed(section, key, users, stages, typed)
         for name in stages:

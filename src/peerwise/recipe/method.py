@@ -1,11 +1,11 @@
-"""The method that a recipe's `[algorithm]` section stands for: a preset with what the recipe sets on top."""
+"""What a stage's settings mean for the run: its method on every axis, whether it samples, what it keeps beside."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 
 from peerwise.algo.presets import PRESETS, Method
-from peerwise.recipe.schema import Algorithm
+from peerwise.recipe.schema import Algorithm, Stage
 
 
 def method_of(settings: Algorithm) -> Method:
@@ -17,3 +17,13 @@ def method_of(settings: Algorithm) -> Method:
     axes = [field.name for field in fields(Method)]
     given = {axis: getattr(settings, axis) for axis in axes if getattr(settings, axis) is not None}
     return replace(PRESETS[settings.preset], **given)
+
+
+def samples(stage: Stage) -> bool:
+    """Whether the stage samples answers."""
+    return stage.method != "sft" or stage.sft.source == "own"
+
+
+def keeps_reference(stage: Stage) -> bool:
+    """Whether the stage compares with the policy it started from."""
+    return stage.method == "dpo" or (stage.method == "grpo" and method_of(stage.algorithm).kl_coefficient > 0)

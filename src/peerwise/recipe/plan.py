@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from peerwise.recipe.check import uniform_share
-from peerwise.recipe.method import method_of
+from peerwise.recipe.method import keeps_reference, samples
 from peerwise.recipe.schema import Recipe, Stage
 from peerwise.recipe.shape import SHAPES, ModelShape
 
@@ -49,7 +49,7 @@ class StagePlan:
     prompts_per_update: int
     """Problems in one update; for sft the examples."""
     completions_per_update: int
-    """Answers in one update: prompts times group size; 0 for sft."""
+    """Answers in one update: prompts times group size; 0 where nothing is sampled."""
     optimizer_updates: int
     updates_per_epoch: int | None
     epochs: float | None
@@ -131,12 +131,12 @@ def _stage(
     num_problems: int | None,
     seconds: float | None,
 ) -> StagePlan:
-    grpo, rollout = stage.method == "grpo", stage.rollout
-    prompts = rollout.problems if grpo else stage.sft.batch_size
-    passes = stage.algorithm.updates_per_batch * stage.algorithm.mini_batches if grpo else 1
-    if not grpo and stage.sft.examples is not None:
+    sampled, rollout = samples(stage), stage.rollout
+    prompts = rollout.problems if sampled else stage.sft.batch_size
+    passes = stage.algorithm.updates_per_batch * stage.algorithm.mini_batches if stage.method == "grpo" else 1
+    if not sampled and stage.sft.examples is not None:
         num_problems = min(stage.sft.examples, num_problems or stage.sft.examples)
-    completions = prompts * rollout.group_size if grpo else 0
+    completions = prompts * rollout.group_size if sampled else 0
     shares = {str(p): 1 - uniform_share(p, rollout.group_size) for p in SUCCESS_RATES}
     return StagePlan(
         name=name,
@@ -148,7 +148,7 @@ def _stage(
         updates_per_epoch=math.ceil(num_problems / prompts) * passes if num_problems else None,
         epochs=stage.steps * prompts / num_problems if num_problems else None,
         tokens_per_update=completions * rollout.max_new_tokens,
-        informative_share=shares if grpo else {},
+        informative_share=shares if sampled else {},
         memory=_memory(recipe, stage, shape, 2 if dtype == "bfloat16" else 4) if shape else (),
         seconds=stage.steps * seconds if seconds is not None else None,
     )
@@ -156,7 +156,7 @@ def _stage(
 
 def _memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tuple[Term, ...]:
     """The terms of one stage; `width` is the bytes of a number in the compute dtype."""
-    lora, grpo = recipe.model.lora_rank > 0, stage.method == "grpo"
+    lora = recipe.model.lora_rank > 0
     trained = shape.lora_parameters(recipe.model.lora_rank) if lora else shape.parameters
     terms = [
         Term("weights", width * (shape.parameters + (trained if lora else 0)), "always"),
@@ -164,10 +164,12 @@ def _memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tupl
         Term("two moments of the optimizer", 8 * trained, "always"),
         Term(
             "reference copy of the weights",
-            width * shape.parameters if grpo and not lora and method_of(stage.algorithm).kl_coefficient > 0 else 0,
+            width * shape.parameters if not lora and keeps_reference(stage) else 0,
             "always",
         ),
-        Term("keys and values while sampling", _sampling_cache(stage, shape, width) if grpo else 0, "sampling"),
+        Term(
+            "keys and values while sampling", _sampling_cache(stage, shape, width) if samples(stage) else 0, "sampling"
+        ),
         Term("keys and values while evaluating", _evaluation_cache(recipe, stage, shape, width), "evaluation"),
         # In float32 the gradients of the micro-batches add up in place.
         Term("gradients of a micro-batch", width * trained if width < 4 else 0, "training"),
@@ -234,7 +236,7 @@ def render(plan: Plan) -> str:
 def _stage_lines(stage: StagePlan) -> list[str]:
     epoch = f"; {stage.updates_per_epoch:,} updates/epoch, {stage.epochs:.3g} epochs" if stage.updates_per_epoch else ""
     lines = [f"stage {stage.name}: {stage.method}, {stage.steps:,} steps"]
-    if stage.method == "grpo":
+    if stage.completions_per_update:
         shares = ", ".join(f"{share:.0%} at p = {p}" for p, share in stage.informative_share.items())
         lines += [
             f"  each update      {stage.prompts_per_update} prompts/update, {stage.completions_per_update} completions",

@@ -1,8 +1,8 @@
 """The settings of a run: one model per section, a docstring under every field (meaning, unit, what None does).
 
 A recipe holds the sections `run`, `model`, `task`, `more_tasks`, `evaluation` once, and the sections `rollout`,
-`algorithm`, `optimizer`, `sft` as defaults for its stages. `[stage.NAME]` names a stage, in the order they run;
-whatever it sets in one of those four sections overrides the default for that stage alone.
+`algorithm`, `optimizer`, `sft`, `dpo` as defaults for its stages. `[stage.NAME]` names a stage, in the order they run;
+whatever it sets in one of those sections overrides the default for that stage alone.
 """
 
 from __future__ import annotations
@@ -202,8 +202,20 @@ class Optimizer(Section):
     """Token budget of one forward and backward, prompts included. Changes memory and speed, never the gradient."""
 
 
+class Dpo(Section):
+    """Direct preference optimisation on pairs of a right and a wrong answer of one group."""
+
+    beta: float = Field(0.1, gt=0)
+    """How strongly the policy is held to the reference."""
+
+
 class Sft(Section):
-    """Supervised fine-tuning on worked solutions."""
+    """Supervised fine-tuning."""
+
+    source: Literal["solutions", "own"] = "solutions"
+    """What is imitated: the data's worked solutions, or the policy's own right answers, sampled as [rollout] says."""
+    own_answers: int = Field(1, ge=1)
+    """With source = 'own': right answers taken of each group at most."""
 
     batch_size: int = Field(16, ge=1)
     """Examples per step."""
@@ -232,10 +244,11 @@ class Evaluation(Section):
 class Stage(Section):
     """One stage of training. Its sections are complete: the recipe's defaults with this stage's settings on top."""
 
-    method: Literal["sft", "grpo"]
-    """sft learns from worked solutions; grpo from rewards."""
+    method: Literal["sft", "grpo", "dpo"]
+    """sft learns from worked solutions or own right answers; grpo from rewards, by the method that [algorithm] names;
+    dpo from pairs of right and wrong answers."""
     steps: int = Field(100, ge=1)
-    """Optimizer steps (sft) or batches of rollouts (grpo)."""
+    """Optimizer steps (sft) or batches of rollouts (grpo, dpo)."""
     rollout: Rollout = Rollout()
     """Sampling in this stage."""
     algorithm: Algorithm = Algorithm()
@@ -244,6 +257,8 @@ class Stage(Section):
     """Optimizer and schedule of this stage; both start afresh with it."""
     sft: Sft = Sft()
     """For method = 'sft'."""
+    dpo: Dpo = Dpo()
+    """For method = 'dpo'."""
 
 
 class Recipe(Section):
@@ -267,6 +282,8 @@ class Recipe(Section):
     """Optimizer and schedule, unless a stage says otherwise."""
     sft: Sft = Sft()
     """Supervised fine-tuning, unless a stage says otherwise."""
+    dpo: Dpo = Dpo()
+    """Preference optimisation, unless a stage says otherwise."""
     stage: dict[str, Stage] = Field(default_factory=lambda: {"grpo": Stage(method="grpo")})
     """The stages by name, in the order they run."""
 
@@ -276,4 +293,6 @@ class Recipe(Section):
         return [self.task, *self.more_tasks]
 
 
-STAGE_SECTIONS = ("rollout", "algorithm", "optimizer", "sft")
+METHOD_SECTIONS = {"sft": "sft", "grpo": "algorithm", "dpo": "dpo"}
+"""The section of a stage that only stages of this method read."""
+STAGE_SECTIONS = ("rollout", "algorithm", "optimizer", "sft", "dpo")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 
 import torch
@@ -16,11 +16,10 @@ from peerwise.metrics.value import Metrics
 from peerwise.models.lora import Reference
 from peerwise.recipe.method import method_of
 from peerwise.recipe.schema import Stage
-from peerwise.records import Completion, Group, Problem
-from peerwise.rewards.rubric import score_groups
-from peerwise.rollout.base import Request, SamplingParams, sample_key
+from peerwise.records import Completion, Group
 from peerwise.train.optimizer import Optimizer
-from peerwise.train.schedule import group_size, stage_rate, stage_temperature
+from peerwise.train.sampling import Sampling
+from peerwise.train.schedule import stage_rate, stage_temperature
 from peerwise.train.session import Session
 from peerwise.train.step import policy_step, sequence_logprobs
 
@@ -32,14 +31,22 @@ class Grpo:
         self.session, self.stage, self.optimizer = session, stage, optimizer
         self.seed = session.stage_seed(name)
         self.method = method_of(stage.algorithm)
-        self.position = 0
-        self.order = session.problems.order(self.seed)
-        self.generator = session.generator(stage.rollout)
+        refill = self.method.uninformative == "refill"
+        self.sampling = Sampling(session, name, stage, refill_rounds=stage.algorithm.refill_rounds if refill else 0)
         self.coefficient = self.method.kl_coefficient
         # The policy as it stands now: the divergence starts at 0.
         self.reference = Reference(session.policy.model) if self.coefficient > 0 else None
         self.groups: list[Group] = []
         self.advantages = torch.zeros(0)
+
+    @property
+    def position(self) -> int:
+        """Problems taken from the stage's stream."""
+        return self.sampling.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self.sampling.position = position
 
     def carried(self) -> dict[str, float]:
         """What the next step needs to know of the last one, besides weights and position."""
@@ -51,56 +58,22 @@ class Grpo:
 
     def step(self, step: int) -> Metrics:
         """Batch `step` of the stage: rollout -> score -> advantage -> update. Keeps the groups for whoever asks."""
-        clock = time.perf_counter
-        seconds = {"sampling": 0.0, "reward": 0.0}
         self.groups = []
-        self._sample(step, seconds)
-        before_update = clock()
+        self.groups = [self._shaped(group) for group in self.sampling.draw(step)]
+        started = time.perf_counter()
         charged = self._divergences(stage_temperature(self.stage, step))
         by_token = self._compare(charged)
         metrics = self._update(step, by_token)
-        trained = clock()
+        seconds = time.perf_counter() - started
         if charged is not None:
             metrics.add("kl/mean", float(sum(kl.sum() for kl in charged)), sum(map(len, charged)))
         self._adapt(metrics)
-        _measure(metrics, self.groups)
+        self.sampling.measure(metrics, self.groups)
         metrics.add("advantage/abs_mean", float(self.advantages.abs().sum()), self.advantages.numel())
-        metrics.add("epoch", self.order.epoch(self.position))
-        metrics.add("time/sampling", seconds["sampling"])
-        metrics.add("time/reward", seconds["reward"])
-        metrics.add("time/training", trained - before_update)
-        tokens = sum(len(c.token_ids) for group in self.groups for c in group.completions)
-        metrics.add("speed/sampled_tokens_per_s", tokens, seconds["sampling"])
+        metrics.add("time/training", seconds)
         passes = self.stage.algorithm.updates_per_batch
-        metrics.add("speed/trained_tokens_per_s", passes * self._tokens_used(), trained - before_update)
+        metrics.add("speed/trained_tokens_per_s", passes * self._tokens_used(), seconds)
         return metrics
-
-    def _sample(self, step: int, seconds: dict[str, float]) -> None:
-        """Fill `groups`; with "refill", until enough of them are informative or the rounds are used up."""
-        rollout = self.stage.rollout
-        params = SamplingParams(
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=stage_temperature(self.stage, step),
-            stop=tuple(rollout.stop),
-        )
-        rounds = 1 + (self.stage.algorithm.refill_rounds if self.method.uninformative == "refill" else 0)
-        for _ in range(rounds):
-            missing = rollout.problems - sum(g.informative for g in self.groups)
-            if missing <= 0:
-                break
-            started = time.perf_counter()
-            problems = self.order.take(self.position, missing)
-            requests = self._requests(problems, self.position, group_size(rollout, step))
-            answers = self.generator.generate(requests, params)
-            sampled = time.perf_counter()
-            scores = score_groups(self.session.problems.scorers, problems, answers)
-            self.groups += [
-                self._shaped(Group(problem=problem, prompt_ids=request.prompt_ids, completions=found, scores=of_group))
-                for problem, request, found, of_group in zip(problems, requests, answers, scores, strict=True)
-            ]
-            self.position += missing
-            seconds["sampling"] += sampled - started
-            seconds["reward"] += time.perf_counter() - sampled
 
     def _shaped(self, group: Group) -> Group:
         """The group with what being cut off, or nearly so, does to the reward."""
@@ -192,16 +165,6 @@ class Grpo:
         ]
         self.session.save_bad(name, rows)
 
-    def _requests(self, problems: Sequence[Problem], position: int, size: int) -> list[Request]:
-        """Keys come from the place in the stream, so a problem that returns in a later epoch is drawn afresh."""
-        return [
-            Request(
-                prompt_ids=self.session.policy.prompt_ids(problem.messages),
-                keys=tuple(sample_key(self.seed, place, problem.id, index) for index in range(size)),
-            )
-            for place, problem in enumerate(problems, position)
-        ]
-
     def _update(self, step: int, advantages: Tensor | list[Tensor]) -> Metrics:
         rate = stage_rate(self.stage, step)
         settings = self.stage.algorithm
@@ -228,26 +191,3 @@ class Grpo:
 
 def _rows(advantages: Tensor) -> list[list[float]]:
     return [[float(value) for value in row] for row in advantages]
-
-
-def _measure(metrics: Metrics, groups: Sequence[Group]) -> None:
-    """What the samples say, before and apart from what the update did with them."""
-    for group in groups:
-        right = sum(score.correct for score in group.scores)
-        rewards = torch.tensor(group.rewards, dtype=torch.float64)
-        metrics.add("reward/mean", sum(group.rewards), len(group.rewards))
-        metrics.add("reward/std_in_group", float(rewards.std(correction=0)))
-        metrics.add("accuracy/sampled", right, len(group.scores))
-        metrics.add("groups/informative", float(group.informative))
-        metrics.add("groups/all_right", float(right == len(group.scores)))
-        metrics.add("groups/all_wrong", float(right == 0))
-        for completion, score in zip(group.completions, group.scores, strict=True):
-            length = len(completion.token_ids)
-            metrics.add("tokens/sampled", length)
-            metrics.add("length/mean", length)
-            metrics.add("length/right" if score.correct else "length/wrong", length)
-            metrics.add("length/truncated", float(completion.finish == "length"))
-            metrics.add("answers/unread", float(score.extracted is None))
-            for name, value in score.parts.items():
-                if value is not None:
-                    metrics.add(f"reward/part/{name}", value)

@@ -190,7 +190,7 @@ def _labelled(problems: ProblemSet, label: str) -> tuple[Problem, ...]:
 
 def _check_solutions(problems: Problems, recipe: Recipe) -> None:
     """Refuse an sft stage that would have nothing to imitate."""
-    stages = [name for name, stage in recipe.stage.items() if stage.method == "sft"]
+    stages = [name for name, s in recipe.stage.items() if s.method == "sft" and s.sft.source == "solutions"]
     if stages and not any(p.solution for members in problems.train.values() for p in members):
         raise DataError(
             f"stage {stages[0]!r} is sft, which needs worked solutions, and no training problem has one; map the "

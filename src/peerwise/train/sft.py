@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: imitate worked solutions, completion tokens only."""
+"""Supervised fine-tuning: imitate worked solutions, or the policy's own right answers; completion tokens only."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 
+import torch
+
 from peerwise.errors import DataError
 from peerwise.metrics.value import Metrics
 from peerwise.recipe.schema import Stage
-from peerwise.records import Problem
+from peerwise.records import Group, Problem
 from peerwise.tasks.order import Order
 from peerwise.train.optimizer import Optimizer
+from peerwise.train.sampling import Sampling
 from peerwise.train.schedule import stage_rate
 from peerwise.train.session import Session
 from peerwise.train.step import imitation_step
@@ -21,12 +24,99 @@ class Sft:
     """One stage of imitation.
 
     Raises:
-        DataError: no training problem has a worked solution that fits.
+        DataError: worked solutions are wanted, and no training problem has one that fits.
     """
 
     def __init__(self, session: Session, name: str, stage: Stage, optimizer: Optimizer) -> None:
         self.session, self.stage, self.optimizer = session, stage, optimizer
-        self.position = 0
+        self.groups: list[Group] = []
+        self.advantages = torch.zeros(0)
+        self.examples: list[Problem] = []
+        self._position = 0
+        self.sampling = Sampling(session, name, stage) if stage.sft.source == "own" else None
+        if self.sampling is None:
+            self.order = self._solved(name)
+
+    @property
+    def position(self) -> int:
+        """Problems taken from the stage's stream."""
+        return self._position if self.sampling is None else self.sampling.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        if self.sampling is None:
+            self._position = position
+        else:
+            self.sampling.position = position
+
+    def carried(self) -> dict[str, float]:
+        """Nothing but the position goes from one step to the next."""
+        return {}
+
+    def carry(self, values: Mapping[str, float]) -> None:
+        """Nothing to go on from."""
+
+    def step(self, step: int) -> Metrics:
+        """Optimizer step `step` of the stage, on the next examples of the stream."""
+        metrics = Metrics()
+        self.groups = []
+        if self.sampling is None:
+            size = self.stage.sft.batch_size
+            self.examples = self.order.take(self._position, size)
+            self._position += size
+            policy = self.session.policy
+            examples = [(policy.prompt_ids(p.messages), policy.answer_ids(p.solution or "")) for p in self.examples]
+            metrics.add("epoch", self.order.epoch(self._position))
+        else:
+            self.groups = self.sampling.draw(step)
+            self.sampling.measure(metrics, self.groups)
+            examples = self._right_answers()
+        started = time.perf_counter()
+        rate = stage_rate(self.stage, step)
+        metrics.add("learning_rate", rate)
+        if examples:
+            metrics.merge(
+                imitation_step(
+                    self.session.policy,
+                    examples,
+                    self.optimizer,
+                    learning_rate=rate,
+                    micro_batch_tokens=self.stage.optimizer.micro_batch_tokens,
+                )
+            )
+        else:
+            metrics.add("loss", 0.0)
+            metrics.add("skipped/empty", 1)
+        seconds = time.perf_counter() - started
+        metrics.add("time/training", seconds)
+        metrics.add("speed/trained_tokens_per_s", sum(len(answer) for _, answer in examples), seconds)
+        return metrics
+
+    def save_batch(self, name: str) -> None:
+        """Keep the last batch for going through it by hand."""
+        problems, groups = [asdict(p) for p in self.examples], [asdict(g) for g in self.groups]
+        self.session.save_bad(name, problems or groups)
+
+    def _right_answers(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """(prompt, answer) for the first right answers of each group that ended by themselves, no two alike.
+
+        `advantages` becomes 1 for these and 0 for all others.
+        """
+        self.advantages = torch.zeros(len(self.groups), len(self.groups[0].completions))
+        examples = []
+        for group, row in zip(self.groups, self.advantages, strict=True):
+            kept: set[tuple[int, ...]] = set()
+            for index, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
+                wanted = score.correct and completion.finish == "stop" and completion.token_ids not in kept
+                if wanted and len(kept) < self.stage.sft.own_answers:
+                    kept.add(completion.token_ids)
+                    row[index] = 1.0
+                    examples.append((group.prompt_ids, completion.token_ids))
+        return examples
+
+    def _solved(self, name: str) -> Order:
+        """The stream of problems with a worked solution that fits."""
+        session, stage = self.session, self.stage
         solved = {
             label: tuple(problem for problem in problems if self._usable(problem))
             for label, problems in session.problems.train.items()
@@ -49,43 +139,7 @@ class Sft:
         total = sum(map(len, solved.values()))
         if stage.sft.examples is not None and stage.sft.examples < total:
             order = Order([order.take(0, stage.sft.examples)], [1.0], seed=seed)
-        self.order = order
-        self.examples: list[Problem] = []
-
-    def carried(self) -> dict[str, float]:
-        """Nothing but the position goes from one step to the next."""
-        return {}
-
-    def carry(self, values: Mapping[str, float]) -> None:
-        """Nothing to go on from."""
-
-    def step(self, step: int) -> Metrics:
-        """Optimizer step `step` of the stage, on the next examples of the stream."""
-        started = time.perf_counter()
-        policy = self.session.policy
-        size = self.stage.sft.batch_size
-        self.examples = self.order.take(self.position, size)
-        self.position += size
-        examples = [(policy.prompt_ids(p.messages), policy.answer_ids(p.solution or "")) for p in self.examples]
-        settings = self.stage.optimizer
-        rate = stage_rate(self.stage, step)
-        metrics = imitation_step(
-            policy,
-            examples,
-            self.optimizer,
-            learning_rate=rate,
-            micro_batch_tokens=settings.micro_batch_tokens,
-        )
-        seconds = time.perf_counter() - started
-        metrics.add("learning_rate", rate)
-        metrics.add("epoch", self.order.epoch(self.position))
-        metrics.add("time/training", seconds)
-        metrics.add("speed/trained_tokens_per_s", sum(len(answer) for _, answer in examples), seconds)
-        return metrics
-
-    def save_batch(self, name: str) -> None:
-        """Keep the last batch for going through it by hand."""
-        self.session.save_bad(name, [asdict(problem) for problem in self.examples])
+        return order
 
     def _usable(self, problem: Problem) -> bool:
         """Solved, and no longer than an answer may be. A token is at least one byte, and counting bytes is quick."""

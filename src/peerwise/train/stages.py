@@ -27,13 +27,17 @@ from peerwise.metrics.write import EVALS_FILE, read_rows
 from peerwise.recipe.load import dumps, load
 from peerwise.recipe.schema import Recipe, Stage
 from peerwise.train.checkpoint import State, checkpoints, prune, restore, save, step_folder
+from peerwise.train.dpo import Dpo
 from peerwise.train.grpo import Grpo
+from peerwise.train.learner import Learner
 from peerwise.train.optimizer import MasterWeights, Optimizer
 from peerwise.train.session import Session, open_session
 from peerwise.train.sft import Sft
 
 RECIPE_FILE = "recipe.toml"
-METHODS: dict[str, type[Sft] | type[Grpo]] = {"sft": Sft, "grpo": Grpo}
+METHODS: dict[str, Callable[[Session, str, Stage, Optimizer], Learner]] = {"sft": Sft, "grpo": Grpo, "dpo": Dpo}
+HOPELESS_STEPS = 10
+"""Steps in a row without an informative group after which a warning is due, and a stage that needs pairs ends."""
 
 
 def train(recipe: Recipe, folder: Path, console: Console) -> dict[str, Any]:
@@ -155,7 +159,7 @@ class _Run:
             if state.stage == previous and state.ends_stage:
                 restore(folder, self.session.policy, self.weights, None)
 
-    def _step(self, method: Sft | Grpo, name: str, stage: Stage, step: int, global_step: int) -> None:
+    def _step(self, method: Learner, name: str, stage: Stage, step: int, global_step: int) -> None:
         self.something_to_save = True
         started = time.perf_counter()
         metrics = method.step(step)
@@ -165,11 +169,11 @@ class _Run:
         finite = not values.get("skipped/steps") and math.isfinite(values["loss"])
         self.session.files.metrics(name, step + 1, values, global_step=global_step)
         self.console.step(name, step + 1, stage.steps, values)
-        if isinstance(method, Grpo):
+        if method.groups:
             self._record_groups(method, name, step + 1, global_step, values)
         self._count_bad(finite, method, global_step)
 
-    def _record_groups(self, method: Grpo, name: str, step: int, global_step: int, values: dict[str, float]) -> None:
+    def _record_groups(self, method: Learner, name: str, step: int, global_step: int, values: dict[str, float]) -> None:
         for group, row in zip(method.groups, method.advantages.tolist(), strict=True):
             self.session.files.group(name, step, group, row, global_step=global_step)
         every = self.recipe.run.samples_every
@@ -177,7 +181,7 @@ class _Run:
             self.console.samples(method.groups[:2])
         self._warn(values, method)
 
-    def _warn(self, values: dict[str, float], method: Grpo) -> None:
+    def _warn(self, values: dict[str, float], method: Learner) -> None:
         """What wastes a run quietly is said aloud."""
         if values["length/truncated"] > 0.9:
             limit = method.stage.rollout.max_new_tokens
@@ -188,13 +192,17 @@ class _Run:
         if values.get("mismatch/mean", 0.0) > 0.1:
             self.console.warn("sampler and trainer disagree by more than 0.1 nats a token on average")
         self.unlearnable = 0 if values["groups/informative"] > 0 else self.unlearnable + 1
-        if self.unlearnable >= 10:
-            self.console.warn(
-                "no group of the last 10 steps had both right and wrong answers, so nothing can be learned: "
-                "use easier or harder problems, a larger group, or a start that is sometimes right (an sft stage)"
+        if self.unlearnable >= HOPELESS_STEPS:
+            text = (
+                f"no group of the last {self.unlearnable} steps had both right and wrong answers, so nothing can be "
+                "learned: use easier or harder problems, a larger group, or a start that is sometimes right (an sft "
+                "stage)"
             )
+            if method.stage.method == "dpo":
+                raise TrainingError(text)
+            self.console.warn(text)
 
-    def _count_bad(self, finite: bool, method: Sft | Grpo, global_step: int) -> None:
+    def _count_bad(self, finite: bool, method: Learner, global_step: int) -> None:
         """An update that is not finite has moved nothing; steps with one, several in a row, end the run."""
         self.bad_steps = 0 if finite else self.bad_steps + 1
         if finite:

@@ -187,23 +187,54 @@ def imitation_step(
     Args:
         examples: (prompt ids, answer ids) with the end token last.
     """
-    groups = [PackedGroup(prompt=prompt, completions=(answer,)) for prompt, answer in examples]
     lengths = torch.tensor([len(answer) for _, answer in examples])
-    weights = token_weights(lengths, "token").to(policy.model.device)
     metrics = Metrics()
+    loss = weighted_likelihood(
+        policy,
+        [(prompt, (answer,)) for prompt, answer in examples],
+        token_weights(lengths, "token"),
+        optimizer,
+        metrics,
+        temperature=1.0,
+        micro_batch_tokens=micro_batch_tokens,
+    )
+    metrics.add("loss", loss)
+    move(metrics, optimizer, learning_rate)
+    return metrics
+
+
+def weighted_likelihood(
+    policy: Policy,
+    groups: Sequence[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]],
+    weights: Tensor,
+    optimizer: Optimizer,
+    metrics: Metrics,
+    *,
+    temperature: float,
+    micro_batch_tokens: int,
+) -> float:
+    """Collect the gradient of -sum(weight * log-prob) over all tokens of all answers; returns that loss.
+
+    Args:
+        groups: (prompt ids, answers' ids).
+        weights: [B] one for each token of an answer, answers in order; of either sign. Groups of zeros are not
+            computed.
+    """
+    packed = [PackedGroup(prompt=prompt, completions=answers) for prompt, answers in groups]
+    lengths = torch.tensor([len(answer) for _, answers in groups for answer in answers])
+    weights = weights.float().to(policy.model.device)
+    by_group = torch.split(weights, [len(answers) for _, answers in groups])
     total = 0.0
     with use_attention(policy.model, NAME):
-        for parts in micro_batches(groups, micro_batch_tokens, skip=[False] * len(groups)):
+        for parts in micro_batches(packed, micro_batch_tokens, skip=[not bool(w.any()) for w in by_group]):
             rows = [row for part in parts for row in part.rows]
-            logprobs, entropies = _logprobs(policy.model, parts, 1.0)
+            logprobs, entropies = _logprobs(policy.model, parts, temperature)
             loss = likelihood_loss(logprobs, weights[rows].repeat_interleave(lengths[rows].to(weights.device)))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.weights.collect()
             total += float(loss.detach())
             metrics.add("entropy/mean", float(entropies.detach().sum()), len(entropies))
-    metrics.add("loss", total)
-    move(metrics, optimizer, learning_rate)
-    return metrics
+    return total
 
 
 def move(metrics: Metrics, optimizer: Optimizer, learning_rate: float) -> None:
