@@ -16,7 +16,7 @@ def group_advantages(rewards: Tensor, *, scale: Scale = "group", baseline: Basel
 
     Baselines: "group", the group's mean (DeepSeekMath, Shao et al. 2024, section 4.1.2); "leave_one_out", the mean of
     the group's other answers, which is G / (G - 1) times as far away (RLOO, Ahmadian et al. 2024, eq. 9); "batch", the
-    mean over the whole batch (REINFORCE++, Hu 2025); "none".
+    mean over the whole batch (REINFORCE++, Hu 2025); "none". (A critic's advantages come from `critic.gae`.)
 
     Scales: "group", the standard deviation of the group itself (division by G: the group is all there is, not a sample
     from which to estimate); "batch", that of all P * G advantages; "none" (Dr. GRPO, Liu et al. 2025, which shows that
@@ -36,6 +36,8 @@ def group_advantages(rewards: Tensor, *, scale: Scale = "group", baseline: Basel
     among = exact.flatten() if baseline in ("batch", "none") else exact
     if among.shape[-1] < 2 and baseline != "none":
         raise ValueError("a group of 1 has nothing to compare with; sample at least 2 answers for each problem")
+    if baseline == "critic":
+        raise ValueError("a critic's advantages are those of critic.gae")
     if baseline == "none":
         centred = exact
     else:

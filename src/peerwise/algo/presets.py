@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Baseline = Literal["group", "leave_one_out", "batch", "none"]
+Baseline = Literal["group", "leave_one_out", "batch", "none", "critic"]
 Scale = Literal["group", "batch", "none"]
 Ratio = Literal["token", "sequence", "none"]
 Surrogate = Literal["clip", "clipped_weight", "soft_gate", "geometric_mean"]
@@ -92,5 +92,10 @@ PRESETS: dict[str, Method] = {
     # over the whole batch.
     "reinforce_pp": Method(
         baseline="batch", scale="batch", aggregation="token", divergence="k1", kl_in="reward", kl_coefficient=0.01
+    ),
+    # PPO (Schulman et al. 2017) as RLHF uses it (Ouyang et al. 2022): a value network, GAE, whitened advantages, KL in
+    # the reward of each token.
+    "ppo": Method(
+        baseline="critic", scale="batch", aggregation="token", divergence="k1", kl_in="reward", kl_coefficient=0.01
     ),
 }

@@ -209,6 +209,30 @@ _TABLE = (
         "mean",
     ),
     Metric(
+        "value/mean", "1", "sum of V over completion tokens / completion tokens", "What the critic expects.", "mean"
+    ),
+    Metric(
+        "value/explained",
+        "1",
+        "1 - var(R - V) / var(R) over completion tokens; R = advantage by GAE + V, V before the update",
+        "How much of the returns the critic foresees: 1 all, 0 no more than a constant, below 0 less.",
+        "mean",
+    ),
+    Metric(
+        "value/loss",
+        "1",
+        "sum of the clipped value loss over the critic's updates / these updates",
+        "How far the critic is from the returns.",
+        "mean",
+    ),
+    Metric(
+        "value/grad_norm",
+        "1",
+        "sum of the 2-norm of the critic's gradient before clipping over its updates / these updates",
+        "Size of the critic's direction.",
+        "mean",
+    ),
+    Metric(
         "pairs/mean",
         "pairs",
         "pairs of a right and a wrong answer / groups",

@@ -13,7 +13,7 @@ from peerwise.algo.presets import PRESETS, Method
 from peerwise.errors import RecipeError, nearest
 from peerwise.recipe.method import method_of, samples
 from peerwise.recipe.overrides import STAGE_NAME
-from peerwise.recipe.schema import METHOD_SECTIONS, Algorithm, Recipe, Stage, Task
+from peerwise.recipe.schema import METHOD_SECTIONS, Algorithm, Critic, Recipe, Stage, Task
 
 TASKS = ("arithmetic", "gsm8k", "math", "files", "reasoning-gym")
 GENERATED_TASKS = ("arithmetic", "reasoning-gym")
@@ -262,6 +262,13 @@ def _algorithm_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Findin
 def _contradictions(stage: Stage, method: Method, keys: Mapping[str, str]) -> Iterator[Finding]:
     """Axes that make no sense together, and settings that the others leave without effect."""
     algorithm, rollout = stage.algorithm, stage.rollout
+    if stage.critic != Critic() and method.baseline != "critic":
+        yield Finding(
+            f"critic: {algorithm.preset!r} has no value network (its baseline is {method.baseline!r}); set "
+            "algorithm.preset = 'ppo' or leave [critic] out"
+        )
+    if method.baseline == "critic" and method.scale != "batch":
+        yield Finding(f"{keys['scale']}: a critic's advantages are whitened over the batch; set scale = 'batch'")
     if method.scale == "group" and method.baseline in ("batch", "none"):
         yield Finding(
             f"{keys['scale']}: 'group' needs a baseline within the group, got baseline {method.baseline!r}; "

@@ -27,3 +27,8 @@ def samples(stage: Stage) -> bool:
 def keeps_reference(stage: Stage) -> bool:
     """Whether the stage compares with the policy it started from."""
     return stage.method == "dpo" or (stage.method == "grpo" and method_of(stage.algorithm).kl_coefficient > 0)
+
+
+def has_critic(stage: Stage) -> bool:
+    """Whether a value network is trained along."""
+    return stage.method == "grpo" and method_of(stage.algorithm).baseline == "critic"

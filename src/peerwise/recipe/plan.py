@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from peerwise.recipe.check import uniform_share
-from peerwise.recipe.method import keeps_reference, samples
+from peerwise.recipe.method import has_critic, keeps_reference, samples
 from peerwise.recipe.schema import Recipe, Stage
 from peerwise.recipe.shape import SHAPES, ModelShape
 
@@ -158,7 +158,9 @@ def _memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tupl
     """The terms of one stage; `width` is the bytes of a number in the compute dtype."""
     lora = recipe.model.lora_rank > 0
     trained = shape.lora_parameters(recipe.model.lora_rank) if lora else shape.parameters
+    critic = shape.parameters if has_critic(stage) and stage.critic.trunk == "own" else 0
     terms = [
+        Term("value network with masters and moments", (width + 8 + (4 if width < 4 else 0)) * critic, "always"),
         Term("weights", width * (shape.parameters + (trained if lora else 0)), "always"),
         Term("float32 master weights", 4 * trained if width < 4 else 0, "always"),
         Term("two moments of the optimizer", 8 * trained, "always"),

@@ -1,8 +1,8 @@
 """The settings of a run: one model per section, a docstring under every field (meaning, unit, what None does).
 
 A recipe holds the sections `run`, `model`, `task`, `more_tasks`, `evaluation` once, and the sections `rollout`,
-`algorithm`, `optimizer`, `sft`, `dpo` as defaults for its stages. `[stage.NAME]` names a stage, in the order they run;
-whatever it sets in one of those sections overrides the default for that stage alone.
+`algorithm`, `optimizer`, `critic`, `sft`, `dpo` as defaults for its stages. `[stage.NAME]` names a stage, in the order
+they run; whatever it sets in one of those sections overrides the default for that stage alone.
 """
 
 from __future__ import annotations
@@ -121,9 +121,10 @@ class Algorithm(Section):
     """The update: a preset and what departs from it. None takes the preset's value; docs/algorithms.md has the tour."""
 
     preset: str = "grpo"
-    """A named method: grpo, dr_grpo, dapo, gspo, cispo, sapo, gmpo, rloo, reinforce_pp."""
-    baseline: Literal["group", "leave_one_out", "batch", "none"] | None = None
-    """What a reward is compared with: the group's mean, the group's other answers, the batch's mean, or nothing."""
+    """A named method: grpo, dr_grpo, dapo, gspo, cispo, sapo, gmpo, rloo, reinforce_pp, ppo."""
+    baseline: Literal["group", "leave_one_out", "batch", "none", "critic"] | None = None
+    """What a reward is compared with: the group's mean, the group's other answers, the batch's mean, nothing, or
+    the values of a network that is trained along (see [critic])."""
     scale: Literal["group", "batch", "none"] | None = None
     """What the difference is divided by: the group's standard deviation, the batch's, or nothing."""
     ratio: Literal["token", "sequence", "none"] | None = None
@@ -202,6 +203,22 @@ class Optimizer(Section):
     """Token budget of one forward and backward, prompts included. Changes memory and speed, never the gradient."""
 
 
+class Critic(Section):
+    """The value network of methods with baseline = 'critic' (preset ppo)."""
+
+    trunk: Literal["own", "shared"] = "own"
+    """'own' is a copy of the policy, trained along: twice the memory. 'shared' is a linear head on the policy's hidden
+    states, whose loss does not move the policy."""
+    learning_rate: float = Field(1e-5, gt=0)
+    """Rate of the value network, with the warm-up and schedule of [optimizer]."""
+    discount: float = Field(1.0, gt=0, le=1)
+    """Worth of a reward one token later."""
+    trace: float = Field(0.95, ge=0, le=1)
+    """GAE's lambda: 1 trusts sampled rewards, 0 the value network."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """The value loss does not follow values farther than this from those before the update; None follows all."""
+
+
 class Dpo(Section):
     """Direct preference optimisation on pairs of a right and a wrong answer of one group."""
 
@@ -257,6 +274,8 @@ class Stage(Section):
     """Optimizer and schedule of this stage; both start afresh with it."""
     sft: Sft = Sft()
     """For method = 'sft'."""
+    critic: Critic = Critic()
+    """For method = 'grpo' with a value network."""
     dpo: Dpo = Dpo()
     """For method = 'dpo'."""
 
@@ -282,6 +301,8 @@ class Recipe(Section):
     """Optimizer and schedule, unless a stage says otherwise."""
     sft: Sft = Sft()
     """Supervised fine-tuning, unless a stage says otherwise."""
+    critic: Critic = Critic()
+    """The value network, unless a stage says otherwise."""
     dpo: Dpo = Dpo()
     """Preference optimisation, unless a stage says otherwise."""
     stage: dict[str, Stage] = Field(default_factory=lambda: {"grpo": Stage(method="grpo")})
@@ -295,4 +316,4 @@ class Recipe(Section):
 
 METHOD_SECTIONS = {"sft": "sft", "grpo": "algorithm", "dpo": "dpo"}
 """The section of a stage that only stages of this method read."""
-STAGE_SECTIONS = ("rollout", "algorithm", "optimizer", "sft", "dpo")
+STAGE_SECTIONS = ("rollout", "algorithm", "optimizer", "critic", "sft", "dpo")

@@ -5,6 +5,7 @@
         trainer/state.json                                  stage, step, position in the problem stream
         trainer/optimizer.safetensors                       moments and step counts by parameter
         trainer/weights.safetensors                         with adapters only: the adapters themselves
+        trainer/method.safetensors                          what the method trains beside the policy: a value network
 
 A checkpoint is written beside its place and renamed, so a kill or a full disk leaves the last good one as it was.
 Only safetensors are read back.
@@ -53,8 +54,18 @@ class State:
         return self.step >= self.stage_steps
 
 
-def save(run: Path, state: State, policy: Policy, weights: MasterWeights, optimizer: Optimizer) -> Path:
+def save(
+    run: Path,
+    state: State,
+    policy: Policy,
+    weights: MasterWeights,
+    optimizer: Optimizer,
+    beside_policy: dict[str, Tensor] | None = None,
+) -> Path:
     """Write `checkpoints/step-<global_step>` of a run folder, whole or not at all.
+
+    Args:
+        beside_policy: what the method trains beside the policy.
 
     Raises:
         CheckpointError: it could not be written; earlier checkpoints are untouched.
@@ -69,6 +80,8 @@ def save(run: Path, state: State, policy: Policy, weights: MasterWeights, optimi
         # A complete stage starts no further step, and the next one starts with fresh moments.
         if not state.ends_stage:
             save_file(_plain(optimizer.state()), beside / "trainer" / "optimizer.safetensors")
+            if beside_policy:
+                save_file(_plain(beside_policy), beside / "trainer" / "method.safetensors")
         (beside / "trainer" / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
         if target.exists():
             target.rename(old)
@@ -83,9 +96,13 @@ def save(run: Path, state: State, policy: Policy, weights: MasterWeights, optimi
     return target
 
 
-def restore(folder: Path, policy: Policy, weights: MasterWeights, optimizer: Optimizer | None) -> None:
+def restore(
+    folder: Path, policy: Policy, weights: MasterWeights, optimizer: Optimizer | None = None
+) -> dict[str, Tensor]:
     """Give policy, masters and (unless None) optimizer the values of a checkpoint, bit by bit.
 
+    Returns:
+        What the method trained beside the policy, as it was given to `save`.
     Raises:
         CheckpointError: a file is missing, cut off or of another model.
     """
@@ -97,6 +114,8 @@ def restore(folder: Path, policy: Policy, weights: MasterWeights, optimizer: Opt
         moments = folder / "trainer" / "optimizer.safetensors"
         if optimizer is not None and moments.exists():
             optimizer.load_state(load_file(moments, device=str(device)))
+        beside_policy = folder / "trainer" / "method.safetensors"
+        return load_file(beside_policy, device=str(device)) if beside_policy.exists() else {}
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
 

@@ -47,6 +47,13 @@ class Dpo:
     def carry(self, values: Mapping[str, float]) -> None:
         """Nothing to go on from."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing is trained beside the policy."""
+        return {}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Nothing to go on from."""
+
     def step(self, step: int) -> Metrics:
         """Batch `step` of the stage: rollout -> score -> pairs -> update. `advantages`: +1, -1, or 0 (in no pair)."""
         self.groups = []

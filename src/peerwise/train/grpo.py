@@ -17,6 +17,7 @@ from peerwise.models.lora import Reference
 from peerwise.recipe.method import method_of
 from peerwise.recipe.schema import Stage
 from peerwise.records import Completion, Group
+from peerwise.train.critic import Critic
 from peerwise.train.optimizer import Optimizer
 from peerwise.train.sampling import Sampling
 from peerwise.train.schedule import stage_rate, stage_temperature
@@ -36,6 +37,7 @@ class Grpo:
         self.coefficient = self.method.kl_coefficient
         # The policy as it stands now: the divergence starts at 0.
         self.reference = Reference(session.policy.model) if self.coefficient > 0 else None
+        self.critic = Critic(session.policy, stage) if self.method.baseline == "critic" else None
         self.groups: list[Group] = []
         self.advantages = torch.zeros(0)
 
@@ -64,6 +66,9 @@ class Grpo:
         charged = self._divergences(stage_temperature(self.stage, step))
         by_token = self._compare(charged)
         metrics = self._update(step, by_token)
+        if self.critic is not None:
+            rate = stage_rate(self.stage, step, peak=self.stage.critic.learning_rate)
+            self.critic.step(self.groups, metrics, passes=self.stage.algorithm.updates_per_batch, learning_rate=rate)
         seconds = time.perf_counter() - started
         if charged is not None:
             metrics.add("kl/mean", float(sum(kl.sum() for kl in charged)), sum(map(len, charged)))
@@ -114,6 +119,11 @@ class Grpo:
         """
         method = self.method
         rewards = torch.tensor([group.rewards for group in self.groups], dtype=torch.float64)
+        if self.critic is not None:
+            costs = None if charged is None else [self.coefficient * kl for kl in charged]
+            by_token = self.critic.compare(self.groups, rewards.flatten(), costs)
+            self.advantages = torch.stack([row.mean() for row in by_token]).reshape(rewards.shape)
+            return by_token
         if charged is None or method.baseline in ("group", "leave_one_out"):
             if charged is not None:
                 rewards -= self.coefficient * torch.stack([kl.sum() for kl in charged]).reshape(rewards.shape)
@@ -157,6 +167,15 @@ class Grpo:
             for c in group.completions
             if (everything or bool(row.any())) and (self.method.uninformative == "keep" or group.informative)
         )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The critic, where there is one."""
+        return {} if self.critic is None else self.critic.state()
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Go on with the critic of a checkpoint."""
+        if self.critic is not None:
+            self.critic.load_state(tensors)
 
     def save_batch(self, name: str) -> None:
         """Keep the last batch for going through it by hand."""

@@ -35,6 +35,18 @@ class Learner(Protocol):
         """Go on from `carried` of a checkpoint."""
         ...
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What the method trains beside the policy, moments included; empty for most."""
+        ...
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from `tensors` of a checkpoint.
+
+        Raises:
+            KeyError: they are of another method.
+        """
+        ...
+
     def save_batch(self, name: str) -> None:
         """Keep the last batch for going through it by hand."""
         ...

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from peerwise.recipe.schema import Optimizer as Settings
+
 
 class MasterWeights:
     """The trainable parameters of a model by name, each with a float32 master that the optimizer owns."""
@@ -107,3 +109,14 @@ class Optimizer:
                 raise KeyError(f"no moments for {name}")
             if found:
                 self.adam.state[self.weights.masters[name]] = found
+
+
+def make_optimizer(weights: MasterWeights, settings: Settings) -> Optimizer:
+    """AdamW as a stage asks for it, with fresh moments."""
+    return Optimizer(
+        weights,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        max_norm=settings.max_grad_norm,
+    )

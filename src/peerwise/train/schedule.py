@@ -8,12 +8,12 @@ from typing import Literal
 from peerwise.recipe.schema import Rollout, Stage
 
 
-def stage_rate(stage: Stage, step: int) -> float:
-    """The learning rate of a stage's step, counted from 0."""
+def stage_rate(stage: Stage, step: int, *, peak: float | None = None) -> float:
+    """The learning rate of a stage's step, counted from 0; with another peak where one is given."""
     settings = stage.optimizer
     return learning_rate(
         step,
-        peak=settings.learning_rate,
+        peak=settings.learning_rate if peak is None else peak,
         steps=stage.steps,
         warmup_steps=settings.warmup_steps,
         schedule=settings.schedule,

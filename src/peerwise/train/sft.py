@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 import torch
+from torch import Tensor
 
 from peerwise.errors import DataError
 from peerwise.metrics.value import Metrics
@@ -54,6 +55,13 @@ class Sft:
         return {}
 
     def carry(self, values: Mapping[str, float]) -> None:
+        """Nothing to go on from."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing is trained beside the policy."""
+        return {}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Nothing to go on from."""
 
     def step(self, step: int) -> Metrics:

@@ -30,7 +30,7 @@ from peerwise.train.checkpoint import State, checkpoints, prune, restore, save, 
 from peerwise.train.dpo import Dpo
 from peerwise.train.grpo import Grpo
 from peerwise.train.learner import Learner
-from peerwise.train.optimizer import MasterWeights, Optimizer
+from peerwise.train.optimizer import MasterWeights, Optimizer, make_optimizer
 from peerwise.train.session import Session, open_session
 from peerwise.train.sft import Sft
 
@@ -121,11 +121,11 @@ class _Run:
     def _stage(self, index: int, name: str, stage: Stage, before: int, latest: tuple[Path, State] | None) -> int:
         """One stage, from its beginning or from a checkpoint within it; returns the steps it took."""
         self._start_from_previous(index)
-        optimizer = make_optimizer(self.weights, stage)
+        optimizer = make_optimizer(self.weights, stage.optimizer)
         method = METHODS[stage.method](self.session, name, stage, optimizer)
         start = 0
         if latest is not None:
-            restore(latest[0], self.session.policy, self.weights, optimizer)
+            method.load_tensors(restore(latest[0], self.session.policy, self.weights, optimizer))
             start, method.position = latest[1].step, latest[1].position
             method.carry(latest[1].carried)
         self.console.stage(name, stage.method, stage.steps)
@@ -136,7 +136,7 @@ class _Run:
             except RewardError:
                 # The reward is the user's to mend; what was learned so far must not be the price.
                 if state is not None:
-                    save(self.folder, state, self.session.policy, self.weights, optimizer)
+                    save(self.folder, state, self.session.policy, self.weights, optimizer, method.tensors())
                 raise
             state = State(
                 stage=name,
@@ -147,7 +147,7 @@ class _Run:
                 carried=method.carried(),
             )
             state = self._evaluate_if_due(state)
-            self._save_if_due(state, optimizer)
+            self._save_if_due(state, optimizer, method)
             if state.ends_stage:
                 return state.step
         return stage.steps
@@ -157,7 +157,7 @@ class _Run:
         previous = list(self.recipe.stage)[index - 1] if index else None
         for folder, state in checkpoints(self.folder):
             if state.stage == previous and state.ends_stage:
-                restore(folder, self.session.policy, self.weights, None)
+                restore(folder, self.session.policy, self.weights)
 
     def _step(self, method: Learner, name: str, stage: Stage, step: int, global_step: int) -> None:
         self.something_to_save = True
@@ -244,19 +244,19 @@ class _Run:
         if not folder.exists():
             self.console.warn(f"{folder}, the best checkpoint of the stage, is gone; going on with the latest weights")
             return
-        restore(folder, self.session.policy, self.weights, None)
+        restore(folder, self.session.policy, self.weights)
         self.console.note(
             f"stage {state.stage} ends after step {state.step} with the weights of {folder.name}, its best on the "
             f"held-out problems ({100 * _accuracy(records):.1f} %)"
         )
         self.session.record([row | {"step": state.step, "global_step": state.global_step} for row in records], "after")
 
-    def _save_if_due(self, state: State, optimizer: Optimizer) -> None:
+    def _save_if_due(self, state: State, optimizer: Optimizer, method: Learner) -> None:
         every = self.recipe.run.checkpoint_every
         due = state.ends_stage or self.stop_asked or bool(every and state.step % every == 0)
         if due or self.best == state.global_step:
             try:
-                save(self.folder, state, self.session.policy, self.weights, optimizer)
+                save(self.folder, state, self.session.policy, self.weights, optimizer, method.tensors())
                 prune(self.folder, self.recipe.run.keep_checkpoints, best=self.best)
             except CheckpointError as error:
                 if state.ends_stage or self.stop_asked:
@@ -312,18 +312,6 @@ class _Run:
             of_task = [row for row in records if row["task"] == last_task]
             self.console.comparison(of_task[0]["examples"], of_task[-1]["examples"])
         self.console.note(f"finished; the model is in {checkpoints(self.folder)[-1][0]}")
-
-
-def make_optimizer(weights: MasterWeights, stage: Stage) -> Optimizer:
-    """AdamW as the stage asks for it, with fresh moments."""
-    settings = stage.optimizer
-    return Optimizer(
-        weights,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        max_norm=settings.max_grad_norm,
-    )
 
 
 def best_evaluation(records: list[dict[str, Any]]) -> tuple[int, int]:

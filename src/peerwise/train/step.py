@@ -97,7 +97,7 @@ def policy_step(
         if mini_batches > 1:
             with torch.no_grad():
                 for parts in micro_batches(batch.groups, micro_batch_tokens, skip=batch.skip):
-                    _store(batch.old, parts, _logprobs(policy.model, parts, temperature)[0])
+                    store(batch.old, parts, _logprobs(policy.model, parts, temperature)[0])
         for update in range(passes):
             for skip, weights in _mini_batches(batch, method, max_new_tokens, mini_batches, f"{seed}/{update}"):
                 if not bool(weights.any()):
@@ -108,10 +108,10 @@ def policy_step(
                     if update == 0 and in_loss:
                         assert reference is not None
                         with reference.policy() as frozen, use_attention(frozen, NAME):
-                            _store(batch.reference, parts, _logprobs(frozen, parts, temperature)[0])
+                            store(batch.reference, parts, _logprobs(frozen, parts, temperature)[0])
                     logprobs, entropies = _logprobs(policy.model, parts, temperature)
                     if update == 0 and mini_batches == 1:
-                        _store(batch.old, parts, logprobs.detach())
+                        store(batch.old, parts, logprobs.detach())
                     old = batch.of(rows, batch.old)
                     sampled = batch.of(rows, batch.sampled)
                     correction, outside = mismatch_weights(old, sampled, kind=method.correction, bound=mismatch_bound)
@@ -166,11 +166,11 @@ def sequence_logprobs(
     model: PreTrainedModel, groups: Sequence[Group], *, temperature: float, micro_batch_tokens: int
 ) -> list[Tensor]:
     """Log-probs of all sampled tokens under a model, without gradient: P * G times [T]."""
-    packed = [_packed(group) for group in groups]
+    packed = packed_groups(groups)
     found: dict[int, Tensor] = {}
     with torch.no_grad(), use_attention(model, NAME):
         for parts in micro_batches(packed, micro_batch_tokens, skip=[False] * len(packed)):
-            _store(found, parts, _logprobs(model, parts, temperature)[0])
+            store(found, parts, _logprobs(model, parts, temperature)[0])
     return [found[row] for row in range(len(found))]
 
 
@@ -269,7 +269,7 @@ def _make_batch(
         ]
     )
     batch = _Batch(
-        groups=[_packed(group) for group in groups],
+        groups=packed_groups(groups),
         lengths=lengths,
         counted=torch.where(left_out, 0, lengths),
         advantages=[row.to(device) for row in by_row],
@@ -283,15 +283,19 @@ def _make_batch(
     return batch
 
 
-def _packed(group: Group) -> PackedGroup:
-    return PackedGroup(prompt=group.prompt_ids, completions=tuple(c.token_ids for c in group.completions))
+def packed_groups(groups: Sequence[Group]) -> list[PackedGroup]:
+    """The ids of sampled groups."""
+    return [
+        PackedGroup(prompt=group.prompt_ids, completions=tuple(c.token_ids for c in group.completions))
+        for group in groups
+    ]
 
 
 def _logprobs(model: PreTrainedModel, parts: Sequence[Part], temperature: float) -> tuple[Tensor, Tensor]:
     return completion_logprobs(model, [part.group for part in parts], temperature=temperature)
 
 
-def _store(target: dict[int, Tensor], parts: Sequence[Part], logprobs: Tensor) -> None:
+def store(target: dict[int, Tensor], parts: Sequence[Part], logprobs: Tensor) -> None:
     """Cut [M] into its rows and keep them."""
     lengths = [len(y) for part in parts for y in part.group.completions]
     pieces: Iterator[Tensor] = iter(torch.split(logprobs, lengths))

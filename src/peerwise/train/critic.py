@@ -1,0 +1,97 @@
+"""PPO's critic in training: values before the update, per-token advantages, and its own optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from peerwise.algo.advantage import whitened
+from peerwise.algo.aggregate import token_weights
+from peerwise.algo.critic import explained_variance, gae, value_loss
+from peerwise.metrics.value import Metrics
+from peerwise.models.load import Policy
+from peerwise.models.value import ValueNetwork
+from peerwise.recipe.schema import Critic as Settings
+from peerwise.recipe.schema import Stage
+from peerwise.records import Group
+from peerwise.train.batch import micro_batches
+from peerwise.train.optimizer import MasterWeights, make_optimizer
+from peerwise.train.step import packed_groups, store
+
+
+class Critic:
+    """The value network of one stage with its optimizer. It starts from the policy as it is when the stage begins."""
+
+    def __init__(self, policy: Policy, stage: Stage) -> None:
+        self.settings: Settings = stage.critic
+        self.budget = stage.optimizer.micro_batch_tokens
+        self.network = ValueNetwork(policy.model, share_trunk=self.settings.trunk == "shared")
+        self.weights = MasterWeights(self.network)
+        self.optimizer = make_optimizer(self.weights, stage.optimizer)
+        self.values: list[Tensor] = []
+        self.returns: list[Tensor] = []
+
+    def compare(self, groups: Sequence[Group], rewards: Tensor, charged: Sequence[Tensor] | None) -> list[Tensor]:
+        """Whitened advantages of all tokens, B times [T]; keeps values and returns for `step`.
+
+        Args:
+            rewards: [B] of whole answers, paid at the last token.
+            charged: B times [T], what each token costs (coefficient times divergence); None is nothing.
+        """
+        self.values = self._values(groups)
+        paid = [torch.zeros(len(v)) if charged is None else -charged[row] for row, v in enumerate(self.values)]
+        for row, reward in enumerate(rewards.float()):
+            paid[row][-1] += reward
+        advantages, self.returns = gae(paid, self.values, discount=self.settings.discount, trace=self.settings.trace)
+        flat = whitened(torch.cat(advantages), centre=True, scale=True)
+        return list(torch.split(flat, [len(row) for row in advantages]))
+
+    def step(self, groups: Sequence[Group], metrics: Metrics, *, passes: int, learning_rate: float) -> None:
+        """`passes` optimizer steps towards the returns, over all tokens of the batch."""
+        packed = packed_groups(groups)
+        lengths = torch.tensor([len(row) for row in self.returns])
+        weights = token_weights(lengths, "token")
+        everything = torch.cat(self.values), torch.cat(self.returns)
+        metrics.add("value/mean", float(everything[0].sum()), len(everything[0]))
+        metrics.add("value/explained", explained_variance(*everything))
+        device = self.network.head.weight.device
+        for _ in range(passes):
+            total = 0.0
+            for parts in micro_batches(packed, self.budget, skip=[False] * len(packed)):
+                rows = [row for part in parts for row in part.rows]
+                loss = value_loss(
+                    self.network([part.group for part in parts]),
+                    torch.cat([self.values[row] for row in rows]).to(device),
+                    torch.cat([self.returns[row] for row in rows]).to(device),
+                    weights[rows].repeat_interleave(lengths[rows]).to(device),
+                    clip=self.settings.value_clip,
+                )
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.weights.collect()
+                total += float(loss.detach())
+            metrics.add("value/loss", total)
+            metrics.add("value/grad_norm", self.optimizer.step(learning_rate))
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and moments, for a checkpoint."""
+        weights = {f"weights/{name}": p.detach() for name, p in self.weights.masters.items()}
+        return weights | {f"optimizer/{name}": value for name, value in self.optimizer.state().items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Undo `state`."""
+        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}}
+        for name, value in state.items():
+            kind, _, rest = name.partition("/")
+            parts[kind][rest] = value
+        self.weights.load(parts["weights"])
+        self.optimizer.load_state(parts["optimizer"])
+
+    def _values(self, groups: Sequence[Group]) -> list[Tensor]:
+        packed = packed_groups(groups)
+        found: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for parts in micro_batches(packed, self.budget, skip=[False] * len(packed)):
+                store(found, parts, self.network([part.group for part in parts]))
+        return [found[row].cpu() for row in range(len(found))]
