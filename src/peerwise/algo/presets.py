@@ -73,12 +73,12 @@ PRESETS: dict[str, Method] = {
     "gspo": Method(ratio="sequence", clip_low=3e-4, clip_high=4e-4),
     # CISPO (MiniMax-M1, 2025), eq. 4 and 5: no lower bound; the upper bound of 5 from ScaleRL (Khatri et al. 2025).
     "cispo": Method(surrogate="clipped_weight", clip_low=1.0, clip_high=4.0, aggregation="token"),
-    # SAPO (Gao et al. 2025), eq. 5 and 6, temperatures of section 5.
+    # SAPO (Gao et al. 2025, arXiv 2511.20347), with the temperatures its authors recommend.
     "sapo": Method(surrogate="soft_gate"),
-    # GMPO (Zhao et al. 2025), eq. 4, token range (e^-0.4, e^0.4).
+    # GMPO (Zhao et al. 2025, arXiv 2507.20673), token range (e^-0.4, e^0.4).
     "gmpo": Method(surrogate="geometric_mean", clip_low=0.4, clip_high=0.4),
     # RLOO (Ahmadian et al. 2024), eq. 9: the whole answer is one action, so its tokens' log-probs are summed; KL in
-    # the reward (eq. 2), its weight as in their experiments on summaries.
+    # the reward (eq. 2). Its weight is ours: theirs depends on the task.
     "rloo": Method(
         baseline="leave_one_out",
         scale="none",
@@ -89,12 +89,12 @@ PRESETS: dict[str, Method] = {
         kl_coefficient=0.03,
     ),
     # REINFORCE++ (Hu 2025): PPO's clip without a critic, KL in the reward of each token (k1), advantages normalised
-    # over the whole batch.
+    # over the whole batch. The KL's weight is ours.
     "reinforce_pp": Method(
         baseline="batch", scale="batch", aggregation="token", divergence="k1", kl_in="reward", kl_coefficient=0.01
     ),
     # PPO (Schulman et al. 2017) as RLHF uses it (Ouyang et al. 2022): a value network, GAE, whitened advantages, KL in
-    # the reward of each token.
+    # the reward of each token. The KL's weight is ours.
     "ppo": Method(
         baseline="critic", scale="batch", aggregation="token", divergence="k1", kl_in="reward", kl_coefficient=0.01
     ),

@@ -66,7 +66,7 @@ def clipped_weight(
 def soft_gate(ratio: Tensor, advantages: Tensor, *, positive: float, negative: float) -> Objective:
     """(4 / t) * sigmoid(t * (ratio - 1)) * A with t = `positive` where A > 0 and `negative` elsewhere.
 
-    Source: SAPO, Gao et al. 2025, eq. 5 and 6. Nothing is held; the gradient fades as the ratio leaves 1, on both
+    Source: SAPO, Gao et al. 2025 (arXiv 2511.20347). Nothing is held; the gradient fades as the ratio leaves 1, on both
     sides, and faster for wrong tokens when `negative` is larger.
     """
     temperature = torch.where(advantages > 0, positive, negative)
@@ -83,7 +83,7 @@ def geometric_mean(
     Each token's log-ratio is held at `clip_high` where A > 0 and at -`clip_low` where A < 0, before the mean: the
     range is (exp(-clip_low), exp(clip_high)).
 
-    Source: GMPO, Zhao et al. 2025, eq. 4.
+    Source: GMPO, Zhao et al. 2025 (arXiv 2507.20673).
     """
     high = (advantages > 0) & (log_ratio > clip_high)
     low = (advantages < 0) & (log_ratio < -clip_low)

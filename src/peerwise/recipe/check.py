@@ -236,7 +236,7 @@ def _schedule_rules(stage: Stage, key: str) -> Iterator[Finding]:
         yield Finding(f"{key}: got steps {steps}, expected each after the one before")
     if any(size < 2 for size in schedule.values()):
         yield Finding(f"{key}: a group needs at least 2 answers")
-    if any(start >= stage.steps for start in steps):
+    if stage.epochs is None and any(start >= stage.steps for start in steps):
         yield _warning(f"{key}: some of it begins after the stage's {stage.steps} steps")
 
 

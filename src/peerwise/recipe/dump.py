@@ -84,10 +84,11 @@ def _shown(section: Section) -> dict[str, object]:
 
 def _stage(recipe: Recipe, name: str, stage: Stage) -> str:
     header = f"stage.{_key(name)}"
-    parts = [_table(f"[{header}]", {"method": stage.method, "steps": stage.steps})]
+    own = {"method": stage.method, "steps": stage.steps, "epochs": stage.epochs}
+    parts = [_table(f"[{header}]", {key: value for key, value in own.items() if value is not None})]
     for section in STAGE_SECTIONS:
-        base, own = getattr(recipe, section).model_dump(), getattr(stage, section).model_dump()
-        if departs := {key: value for key, value in own.items() if value != base[key]}:
+        base, settings = getattr(recipe, section).model_dump(), getattr(stage, section).model_dump()
+        if departs := {key: value for key, value in settings.items() if value != base[key]}:
             parts.append(_table(f"[{header}.{section}]", departs))
     return "\n".join(parts)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from peerwise.algo.presets import PRESETS
 from peerwise.errors import RecipeError, nearest
 from peerwise.recipe.dump import diff, dumps
 from peerwise.recipe.overrides import allows_none, parse, section_of, suggest, table
@@ -162,9 +163,12 @@ def _violation(key: str, kind: str, message: str, given: Any, where: tuple[int |
         hint = hint if hint.startswith("did") else nearest(name, model.model_fields)
         return f"{key}: unknown {'key' if len(where) > 1 else 'section or key'}; {hint}"
     if kind == "missing":
-        return f"{key}: missing; {_model_at(where[:-1]).model_fields[str(where[-1])].description}"
+        meaning = _model_at(where[:-1]).model_fields[str(where[-1])].description or ""
+        return f"{key}: missing; {' '.join(meaning.split())}"
     shown = repr(given)
     expected = "a table of settings" if kind == "model_type" else message.removeprefix("Input should be ")
+    if where[-1] == "method" and given in PRESETS:
+        expected += f"; {given!r} is a preset: method = 'grpo' with algorithm.preset = {given!r}"
     return f"{key}: got {shown if len(shown) <= 60 else shown[:57] + '...'}, expected {expected}"
 
 

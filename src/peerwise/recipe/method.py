@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 
 from peerwise.algo.presets import PRESETS, Method
-from peerwise.recipe.schema import Algorithm, Stage
+from peerwise.recipe.schema import Algorithm, Recipe, Stage
 
 
 def method_of(settings: Algorithm) -> Method:
@@ -32,3 +33,25 @@ def keeps_reference(stage: Stage) -> bool:
 def has_critic(stage: Stage) -> bool:
     """Whether a value network is trained along."""
     return stage.method == "grpo" and method_of(stage.algorithm).baseline == "critic"
+
+
+def problems_per_step(stage: Stage) -> int:
+    """Training problems that one step of the stage takes from the stream; refilling takes more."""
+    return stage.rollout.problems if samples(stage) else stage.sft.batch_size
+
+
+def with_steps(recipe: Recipe, num_problems: int) -> Recipe:
+    """The recipe with every stage's epochs turned into steps.
+
+    >>> recipe = Recipe(stage={"a": Stage(method="sft", epochs=0.5)})
+    >>> with_steps(recipe, 96).stage["a"].steps  # 48 of 96 problems, 16 a step
+    3
+    """
+    stages = {}
+    for name, stage in recipe.stage.items():
+        if stage.epochs is not None:
+            capped = stage.sft.examples if stage.method == "sft" and stage.sft.source == "solutions" else None
+            taken = stage.epochs * min(num_problems, capped or num_problems)
+            stage = stage.model_copy(update={"steps": max(1, math.ceil(taken / problems_per_step(stage)))})
+        stages[name] = stage
+    return recipe.model_copy(update={"stage": stages})

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from peerwise.recipe.check import uniform_share
-from peerwise.recipe.method import has_critic, keeps_reference, samples
+from peerwise.recipe.method import has_critic, keeps_reference, problems_per_step, samples, with_steps
 from peerwise.recipe.schema import Recipe, Stage
 from peerwise.recipe.shape import SHAPES, ModelShape
 
@@ -100,8 +100,12 @@ def plan(
     limits = [task.limit for task in recipe.tasks]
     if num_problems is None and None not in limits:
         num_problems = sum(limit for limit in limits if limit is not None)
+    unknown = [name for name, stage in recipe.stage.items() if stage.epochs is not None and num_problems is None]
+    if num_problems is not None:
+        recipe = with_steps(recipe, num_problems)
     dtype = "bfloat16" if recipe.model.dtype == "auto" else recipe.model.dtype
     notes = ["bfloat16 is assumed for model.dtype = 'auto'"] if recipe.model.dtype == "auto" else []
+    notes += [f"stage {name}: its epochs become steps once the number of problems is known" for name in unknown]
     for name, stage in recipe.stage.items():
         longest = stage.rollout.max_prompt_tokens + stage.rollout.max_new_tokens
         if shape is not None and longest > shape.context:
@@ -132,7 +136,7 @@ def _stage(
     seconds: float | None,
 ) -> StagePlan:
     sampled, rollout = samples(stage), stage.rollout
-    prompts = rollout.problems if sampled else stage.sft.batch_size
+    prompts = problems_per_step(stage)
     passes = stage.algorithm.updates_per_batch * stage.algorithm.mini_batches if stage.method == "grpo" else 1
     if not sampled and stage.sft.examples is not None:
         num_problems = min(stage.sft.examples, num_problems or stage.sft.examples)
@@ -185,7 +189,8 @@ def _memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tupl
 def _sampling_cache(stage: Stage, shape: ModelShape, width: int) -> int:
     """Each prompt once for its group, each answer being decoded on its own; a group may have one answer left."""
     rollout = stage.rollout
-    branches = min(rollout.max_branches, rollout.problems * rollout.group_size)
+    largest = max(rollout.group_size, *rollout.group_schedule.values(), 0)
+    branches = min(rollout.max_branches, rollout.problems * largest)
     tokens = min(rollout.problems, branches) * rollout.max_prompt_tokens + branches * rollout.max_new_tokens
     return width * shape.cached_elements() * tokens
 

@@ -266,6 +266,8 @@ class Stage(Section):
     dpo from pairs of right and wrong answers."""
     steps: int = Field(100, ge=1)
     """Optimizer steps (sft) or batches of rollouts (grpo, dpo)."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the training problems, in place of steps; becomes a number of steps once the data is loaded."""
     rollout: Rollout = Rollout()
     """Sampling in this stage."""
     algorithm: Algorithm = Algorithm()

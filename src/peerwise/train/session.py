@@ -20,6 +20,7 @@ from peerwise.metrics.console import Console
 from peerwise.metrics.write import RunFiles
 from peerwise.models.load import Policy, load
 from peerwise.models.lora import add_lora
+from peerwise.recipe.method import with_steps
 from peerwise.recipe.schema import Recipe, Rollout, Task
 from peerwise.records import Problem
 from peerwise.rewards.rubric import Scorer, build
@@ -114,6 +115,7 @@ def open_session(recipe: Recipe, folder: Path, console: Console) -> Session:
         torch.set_num_threads(recipe.run.threads)
     # The data first: a wrong path or column shows at once, a model takes a while to load.
     problems = load_problems(recipe, console)
+    recipe = with_steps(recipe, sum(map(len, problems.train.values())))
     policy = load_policy(recipe)
     _fit(problems, policy, recipe, console)
     files = RunFiles(folder)

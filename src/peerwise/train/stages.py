@@ -54,7 +54,7 @@ def train(recipe: Recipe, folder: Path, console: Console) -> dict[str, Any]:
             "or write elsewhere (--run.out FOLDER)"
         )
     session = open_session(recipe, folder, console)
-    (folder / RECIPE_FILE).write_text(dumps(recipe), encoding="utf-8")
+    (folder / RECIPE_FILE).write_text(dumps(session.recipe), encoding="utf-8")
     return _Run(session).go()
 
 
