@@ -57,6 +57,8 @@ class Method:
     """Answers that were cut off: as they are, with a reward of 0, out of the loss, or with a growing penalty."""
     entropy_coefficient: float = 0.0
     """Bonus for entropy."""
+    entropy_share: float = 1.0
+    """Share of the batch's tokens, those of highest entropy, whose objective counts."""
 
 
 PRESETS: dict[str, Method] = {

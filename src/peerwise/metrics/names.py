@@ -71,6 +71,13 @@ _TABLE = (
         "mean",
     ),
     Metric(
+        "groups/equal",
+        "share",
+        "groups whose completions all have the same reward / groups",
+        "Groups without an advantage, whether right or wrong.",
+        "mean",
+    ),
+    Metric(
         "groups/all_right",
         "share",
         "groups whose completions are all correct / groups",

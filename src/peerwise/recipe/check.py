@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from peerwise.algo.presets import PRESETS, Method
 from peerwise.errors import RecipeError, nearest
-from peerwise.recipe.method import method_of, samples
+from peerwise.recipe.method import compares_groups, method_of, samples
 from peerwise.recipe.overrides import STAGE_NAME
 from peerwise.recipe.schema import METHOD_SECTIONS, Algorithm, Critic, Recipe, Stage, Task
 
@@ -196,7 +196,8 @@ def _optimizer_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Findin
 def _sampling_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
     rollout = stage.rollout
     keys = {field: _key(recipe, name, "rollout", field) for field in type(rollout).model_fields}
-    if rollout.group_size < 2:
+    alone = stage.method == "grpo" and stage.algorithm.preset in PRESETS and not compares_groups(stage)
+    if rollout.group_size < (1 if alone else 2):
         why = "has nothing to compare with: advantage is always 0" if rollout.group_size == 1 else "cannot be sampled"
         yield Finding(
             f"{keys['group_size']}: a group of {rollout.group_size} {why}; set rollout.group_size to 4 or more"
@@ -212,7 +213,7 @@ def _sampling_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding
                 f"{keys[field]}: got {value:g}, training needs {neutral}; answers from a truncated distribution would "
                 "bias the ratio between new and sampling policy"
             )
-    if rollout.group_size in (2, 3):
+    if rollout.group_size in (2, 3) and not alone:
         shares = " and ".join(f"{uniform_share(p, rollout.group_size):.0%} at p = {p}" for p in (0.2, 0.5))
         yield _warning(
             f"{keys['group_size']}: {rollout.group_size} gives few informative groups; all right or all wrong, "

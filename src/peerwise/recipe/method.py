@@ -30,6 +30,11 @@ def keeps_reference(stage: Stage) -> bool:
     return stage.method == "dpo" or (stage.method == "grpo" and method_of(stage.algorithm).kl_coefficient > 0)
 
 
+def compares_groups(stage: Stage) -> bool:
+    """Whether the answers to one problem are compared with each other, so that two are needed."""
+    return stage.method != "grpo" or method_of(stage.algorithm).baseline in ("group", "leave_one_out")
+
+
 def has_critic(stage: Stage) -> bool:
     """Whether a value network is trained along."""
     return stage.method == "grpo" and method_of(stage.algorithm).baseline == "critic"

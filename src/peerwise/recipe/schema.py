@@ -96,7 +96,8 @@ class Rollout(Section):
     problems: int = Field(8, ge=1)
     """Problems per step."""
     group_size: int = 8
-    """Answers sampled for each problem; at least 2, since a group is compared with itself."""
+    """Answers sampled for each problem; at least 2, since a group is compared with itself. (Methods that compare
+    otherwise take 1: baseline 'batch', 'none' or 'critic'.)"""
     group_schedule: dict[str, int] = Field(default_factory=dict)
     """Later group sizes by the step they begin after, steps rising: {"50" = 8, "100" = 12}."""
     max_new_tokens: int = Field(256, ge=1)
@@ -160,6 +161,9 @@ class Algorithm(Section):
     """An adaptive coefficient never rises above this."""
     entropy_coefficient: float | None = Field(None, ge=0)
     """Weight of the entropy bonus."""
+    entropy_share: float | None = Field(None, gt=0, le=1)
+    """Share of the batch's tokens, those of highest entropy, that learn from advantages. Below 1 costs one more forward
+    pass."""
     correction: Literal["none", "truncate", "mask"] | None = None
     """Importance weights for the mismatch of sampler and trainer: none, held at mismatch_bound, or 0 beyond it."""
     mismatch_bound: float = Field(2.0, gt=1)

@@ -94,6 +94,7 @@ def _measure(metrics: Metrics, groups: Sequence[Group]) -> None:
         metrics.add("reward/mean", sum(group.rewards), len(group.rewards))
         metrics.add("reward/std_in_group", float(rewards.std(correction=0)))
         metrics.add("accuracy/sampled", right, len(group.scores))
+        metrics.add("groups/equal", float(bool((rewards == rewards[0]).all())))
         metrics.add("groups/informative", float(group.informative))
         metrics.add("groups/all_right", float(right == len(group.scores)))
         metrics.add("groups/all_wrong", float(right == 0))

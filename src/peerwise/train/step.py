@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -41,6 +41,7 @@ class _Batch:
     skip: list[bool]  # [groups] True where nothing can be learned
     old: dict[int, Tensor] = field(default_factory=dict)  # row -> [T] log-probs before the first update
     reference: dict[int, Tensor] = field(default_factory=dict)  # row -> [T]
+    entropies: dict[int, Tensor] = field(default_factory=dict)  # row -> [T] before the first update, where needed
 
     def of(self, rows: Sequence[int], values: Sequence[Tensor] | dict[int, Tensor]) -> Tensor:
         """[M] the per-token values of some rows, one after the other."""
@@ -94,10 +95,14 @@ def policy_step(
     metrics = Metrics()
     loss = 0.0
     with use_attention(policy.model, NAME):
-        if mini_batches > 1:
+        beforehand = mini_batches > 1 or method.entropy_share < 1
+        if beforehand:
             with torch.no_grad():
                 for parts in micro_batches(batch.groups, micro_batch_tokens, skip=batch.skip):
-                    store(batch.old, parts, _logprobs(policy.model, parts, temperature)[0])
+                    logprobs, entropies = _logprobs(policy.model, parts, temperature)
+                    store(batch.old, parts, logprobs)
+                    store(batch.entropies, parts, entropies)
+        threshold = entropy_threshold(batch.entropies.values(), method.entropy_share)
         for update in range(passes):
             for skip, weights in _mini_batches(batch, method, max_new_tokens, mini_batches, f"{seed}/{update}"):
                 if not bool(weights.any()):
@@ -110,11 +115,14 @@ def policy_step(
                         with reference.policy() as frozen, use_attention(frozen, NAME):
                             store(batch.reference, parts, _logprobs(frozen, parts, temperature)[0])
                     logprobs, entropies = _logprobs(policy.model, parts, temperature)
-                    if update == 0 and mini_batches == 1:
+                    if update == 0 and not beforehand:
                         store(batch.old, parts, logprobs.detach())
                     old = batch.of(rows, batch.old)
                     sampled = batch.of(rows, batch.sampled)
                     correction, outside = mismatch_weights(old, sampled, kind=method.correction, bound=mismatch_bound)
+                    if threshold is not None:
+                        forking = (batch.of(rows, batch.entropies) >= threshold).float()
+                        correction = forking if correction is None else correction * forking
                     if update == 0:
                         _measure_mismatch(metrics, old, sampled, outside)
                     lengths = batch.lengths[rows].to(logprobs.device)
@@ -145,6 +153,18 @@ def policy_step(
                 move(metrics, optimizer, learning_rate)
     metrics.add("loss", loss)
     return metrics
+
+
+def entropy_threshold(entropies: Collection[Tensor], share: float) -> float | None:
+    """The entropy from which on a token is among the `share` of all tokens with the highest; None when all are.
+
+    Source: Wang et al. 2025, "Beyond the 80/20 rule": few tokens decide how an answer goes on, and learning from those
+    alone is enough. Tokens below keep their place in the denominators.
+    """
+    if share >= 1 or not entropies:
+        return None
+    every = torch.cat(list(entropies)).sort(descending=True).values
+    return float(every[max(1, math.ceil(share * len(every))) - 1])
 
 
 def _mini_batches(
