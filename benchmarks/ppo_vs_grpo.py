@@ -61,9 +61,9 @@ def _start(out: Path, seed: int) -> Path:
 def _result(out: Path, start: Path, method: str, seed: int, rate: float, options: argparse.Namespace) -> dict[str, Any]:
     folder = out / f"{method}-{seed}-{rate:g}"
     words = [
-        "--model.path", str(start), "--run.seed", str(seed), "--evaluation.every", str(options.every),
-        "--run.checkpoint-every", "0", "--stage.grpo.steps", str(options.steps), "--stage.grpo.optimizer.learning-rate", str(RATE * rate),
-        *METHODS[method],
+        "--model.path", str(start), "--run.seed", str(seed), "--run.checkpoint-every", "0",
+        "--evaluation.every", str(options.every), "--stage.grpo.steps", str(options.steps),
+        "--stage.grpo.optimizer.learning-rate", str(RATE * rate), *METHODS[method],
     ]  # fmt: skip
     if method == "ppo":
         words += ["--stage.grpo.critic.learning-rate", str(2 * RATE * rate)]
@@ -117,7 +117,8 @@ def _table(rows: list[dict[str, Any]], goal: float) -> str:
         lines.append(
             f"| {row['method']} | {row['seed']} | {row['rate']:.1e} | {row['before']:.1%} "
             f"| {row['after']:.1%} [{low:.1%}, {high:.1%}] | {row['gain']:+.1%} [{gain_low:+.1%}, {gain_high:+.1%}] "
-            f"| {row['steps_to_goal'] or 'not reached'} | {row['seconds'] / 60:.1f} | {row['peak_bytes'] / 2**30:.1f} |\n"
+            f"| {row['steps_to_goal'] or 'not reached'} | {row['seconds'] / 60:.1f} "
+            f"| {row['peak_bytes'] / 2**30:.1f} |\n"
         )
     return "".join(lines)
 
