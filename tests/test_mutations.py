@@ -20,15 +20,22 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "peerwise"
 
 GOLDEN = "tests/algo/test_golden.py"
+METHODS = "tests/algo/test_golden_methods.py"
+ORACLE = "tests/algo/test_oracle.py::"
 LORA = "tests/models/test_lora.py"
 LOGPROBS = "tests/algo/test_golden_logprobs.py"
 OPTIMIZER = "tests/train/test_optimizer.py::"
 STEP = "tests/train/test_step.py::"
+STAGE = "tests/train/test_grpo_stage.py::"
+OPTIONS = "tests/train/test_step_options.py::"
 LEAN = "tests/models/test_lean.py::test_the_lean_decoder_gives_the_hidden_states_of_the_modules[mistral]"
 ENDINGS = "tests/rollout/test_native_endings.py::"
 
 ACCUMULATION = STEP + "test_one_answer_at_a_time_and_all_at_once_move_the_weights_alike"
 BOTH_UPDATES = STEP + "test_both_updates_follow_the_naive_loss_against_the_policy_that_sampled"
+MASKED = OPTIONS + "test_masked_answers_count_neither_in_the_gradient_nor_in_its_denominators"
+DROPPED = OPTIONS + "test_a_dropped_group_leaves_the_gradient_of_the_batch_without_it"
+ENTROPIES = ORACLE + "test_chunked_entropies_have_the_gradients_of_a_plain_log_softmax"
 MISMATCH = STEP + "test_the_mismatch_is_the_distance_from_the_samplers_logprobs"
 
 
@@ -48,14 +55,14 @@ FAULTS = [
     Fault(
         "the group's mean is not subtracted",
         "algo/advantage.py",
-        "centred = exact - exact.mean(-1, keepdim=True)",
+        "centred = exact - among.mean(-1, keepdim=True)",
         "centred = exact.clone()",
         GOLDEN,
     ),
     Fault(
         "the mean is taken over the batch",
         "algo/advantage.py",
-        "centred = exact - exact.mean(-1, keepdim=True)",
+        "centred = exact - among.mean(-1, keepdim=True)",
         "centred = exact - exact.mean()",
         GOLDEN,
     ),
@@ -80,30 +87,146 @@ FAULTS = [
         '"dr_grpo": Method(scale="group"',
         GOLDEN,
     ),
+    Fault(
+        "an answer left out of its own baseline is not",
+        "algo/advantage.py",
+        "centred * (among.shape[-1] / (among.shape[-1] - 1))",
+        "centred",
+        METHODS,
+    ),
+    Fault(
+        "the batch's baseline is each group's own",
+        "algo/advantage.py",
+        'exact.flatten() if baseline in ("batch", "none") else exact',
+        "exact",
+        METHODS,
+    ),
+    Fault(
+        "the batch's deviation is each group's own",
+        "algo/advantage.py",
+        "_divided(centred, centred.square().mean().sqrt())",
+        "_divided(centred, centred.square().mean(-1, keepdim=True).sqrt())",
+        METHODS,
+    ),
+    Fault(
+        "single tokens are not centred",
+        "algo/advantage.py",
+        "exact - exact.mean() if centre and len(exact) else exact",
+        "exact",
+        METHODS,
+    ),
+    Fault(
+        "single tokens are always divided by their distance from the mean",
+        "algo/advantage.py",
+        "centred.square().mean().sqrt() if not centre else exact.std(correction=0)",
+        "exact.std(correction=0)",
+        METHODS,
+    ),
+    # Named methods
+    Fault(
+        "dapo clips higher on the wrong side",
+        "algo/presets.py",
+        '"dapo": Method(clip_high=0.28',
+        '"dapo": Method(clip_low=0.28',
+        METHODS,
+    ),
+    Fault(
+        "gspo's widths are swapped",
+        "algo/presets.py",
+        "clip_low=3e-4, clip_high=4e-4",
+        "clip_low=4e-4, clip_high=3e-4",
+        METHODS,
+    ),
+    Fault(
+        "gspo has the range of a token's ratio",
+        "algo/presets.py",
+        "clip_low=3e-4, clip_high=4e-4",
+        "clip_low=0.2, clip_high=0.2",
+        METHODS,
+    ),
+    Fault(
+        "cispo has a lower bound",
+        "algo/presets.py",
+        "clip_low=1.0, clip_high=4.0",
+        "clip_low=0.2, clip_high=4.0",
+        METHODS,
+    ),
+    Fault(
+        "sapo clips",
+        "algo/presets.py",
+        '"sapo": Method(surrogate="soft_gate")',
+        '"sapo": Method(surrogate="clip")',
+        METHODS,
+    ),
+    Fault(
+        "gmpo has the ends of a ratio for those of its logarithm",
+        "algo/presets.py",
+        '"geometric_mean", clip_low=0.4, clip_high=0.4',
+        '"geometric_mean", clip_low=0.6, clip_high=1.4',
+        METHODS,
+    ),
+    Fault(
+        "rloo compares with the whole group",
+        "algo/presets.py",
+        'baseline="leave_one_out"',
+        'baseline="group"',
+        METHODS,
+    ),
+    Fault(
+        "rloo follows the ratio",
+        "algo/presets.py",
+        'ratio="none"',
+        'ratio="token"',
+        METHODS,
+    ),
+    Fault(
+        "reinforce_pp divides by each group's deviation",
+        "algo/presets.py",
+        'baseline="batch", scale="batch"',
+        'baseline="batch", scale="group"',
+        METHODS,
+    ),
+    Fault(
+        "ppo does not whiten its advantages",
+        "algo/presets.py",
+        'baseline="critic", scale="batch"',
+        'baseline="critic", scale="none"',
+        ORACLE + "test_a_preset_differs_from_grpo_in_what_its_paper_names_and_in_nothing_else",
+    ),
     # The loss
     Fault(
-        "the surrogate has the wrong sign", "algo/policy.py", "per_token = -surrogate", "per_token = surrogate", GOLDEN
+        "the surrogate has the wrong sign",
+        "algo/policy.py",
+        "per_token = -objective.value",
+        "per_token = objective.value",
+        GOLDEN,
     ),
     Fault(
         "the larger side of the clip is taken",
-        "algo/policy.py",
+        "algo/surrogate.py",
         "torch.minimum(ratio * advantages",
         "torch.maximum(ratio * advantages",
         GOLDEN,
     ),
     Fault(
         "the clip's widths are swapped",
-        "algo/policy.py",
-        "ratio.clamp(1 - clip_low, 1 + clip_high)",
-        "ratio.clamp(1 - clip_high, 1 + clip_low)",
+        "algo/surrogate.py",
+        "ratio.clamp(1 - clip_low, 1 + clip_high) * advantages",
+        "ratio.clamp(1 - clip_high, 1 + clip_low) * advantages",
         GOLDEN,
     ),
-    Fault("nothing is clipped", "algo/policy.py", "ratio.clamp(1 - clip_low, 1 + clip_high)", "ratio", GOLDEN),
+    Fault(
+        "nothing is clipped",
+        "algo/surrogate.py",
+        "ratio.clamp(1 - clip_low, 1 + clip_high) * advantages",
+        "ratio * advantages",
+        GOLDEN,
+    ),
     Fault(
         "the divergence is rewarded",
         "algo/policy.py",
-        "per_token + kl_coefficient * divergence",
-        "per_token - kl_coefficient * divergence",
+        "per_token + kl_coefficient * kl",
+        "per_token - kl_coefficient * kl",
         GOLDEN,
     ),
     Fault(
@@ -116,9 +239,192 @@ FAULTS = [
     Fault(
         "the loss takes its ratio against the reference",
         "algo/policy.py",
-        "torch.exp(logprobs - old_logprobs)",
-        "torch.exp(logprobs - (old_logprobs if reference is None else reference))",
+        "log_ratio = logprobs - old_logprobs",
+        "log_ratio = logprobs - (old_logprobs if reference is None else reference)",
         GOLDEN,
+    ),
+    Fault(
+        "a sequence's ratio is a product and no mean",
+        "algo/surrogate.py",
+        "(total / lengths.clamp(min=1))[sequence]",
+        "total[sequence]",
+        METHODS,
+    ),
+    Fault(
+        "a sequence's ratio is that of each token",
+        "algo/policy.py",
+        "objectives.sequence_mean(log_ratio, lengths)",
+        "log_ratio",
+        METHODS,
+    ),
+    Fault(
+        "the dual clip holds right tokens too",
+        "algo/surrogate.py",
+        "beyond = (advantages < 0) & (ratio > dual_clip)",
+        "beyond = ratio > dual_clip",
+        METHODS,
+    ),
+    Fault(
+        "the dual clip does not hold",
+        "algo/surrogate.py",
+        "torch.where(beyond, dual_clip * advantages, value)",
+        "torch.where(beyond, ratio * advantages, value)",
+        METHODS,
+    ),
+    Fault(
+        "what the dual clip holds is not counted",
+        "algo/surrogate.py",
+        "high = high | beyond",
+        "high = high & ~beyond",
+        METHODS,
+    ),
+    Fault(
+        "the clipped weight carries a gradient",
+        "algo/surrogate.py",
+        "ratio.clamp(1 - clip_low, 1 + clip_high).detach()",
+        "ratio.clamp(1 - clip_low, 1 + clip_high)",
+        METHODS,
+    ),
+    Fault(
+        "the clipped weight is not clipped",
+        "algo/surrogate.py",
+        "ratio.clamp(1 - clip_low, 1 + clip_high).detach()",
+        "ratio.detach()",
+        METHODS,
+    ),
+    Fault(
+        "the gate's temperatures are swapped",
+        "algo/surrogate.py",
+        "torch.where(advantages > 0, positive, negative)",
+        "torch.where(advantages > 0, negative, positive)",
+        METHODS,
+    ),
+    Fault(
+        "the gate is not divided by its temperature",
+        "algo/surrogate.py",
+        "(4 / temperature)",
+        "4",
+        METHODS,
+    ),
+    Fault(
+        "the geometric mean holds likely tokens of wrong answers",
+        "algo/surrogate.py",
+        "high = (advantages > 0) & (log_ratio > clip_high)",
+        "high = (advantages < 0) & (log_ratio > clip_high)",
+        METHODS,
+    ),
+    Fault(
+        "the geometric mean takes the product",
+        "algo/surrogate.py",
+        "sequence_mean(held, lengths).exp()",
+        "(sequence_mean(held, lengths) * lengths.repeat_interleave(lengths)).exp()",
+        METHODS,
+    ),
+    Fault(
+        "without a ratio the ratio is followed all the same",
+        "algo/policy.py",
+        "objectives.Objective(advantages * logprobs,",
+        "objectives.Objective(advantages * ratios,",
+        METHODS,
+    ),
+    # Divergence, correction, entropy, length
+    Fault(
+        "k1 is turned round",
+        "algo/divergence.py",
+        "return -_difference(logprobs, reference)",
+        "return _difference(logprobs, reference)",
+        METHODS,
+    ),
+    Fault(
+        "k2 is not halved",
+        "algo/divergence.py",
+        "_difference(logprobs, reference).square() / 2",
+        "_difference(logprobs, reference).square()",
+        METHODS,
+    ),
+    Fault(
+        "the estimators' names are mixed up",
+        "algo/divergence.py",
+        '"k2": k2, "k3": k3',
+        '"k2": k3, "k3": k2',
+        METHODS,
+    ),
+    Fault(
+        "differences are held without being counted on both sides",
+        "algo/policy.py",
+        "(reference - logprobs).abs() > MAX_DIFFERENCE",
+        "(reference - logprobs) > MAX_DIFFERENCE",
+        METHODS,
+    ),
+    Fault(
+        "the coefficient shrinks where it should grow",
+        "algo/divergence.py",
+        "coefficient *= 1 + rate",
+        "coefficient *= 1 - rate",
+        METHODS,
+    ),
+    Fault(
+        "the coefficient leaves its bounds",
+        "algo/divergence.py",
+        "min(max(coefficient, low), high)",
+        "coefficient",
+        METHODS,
+    ),
+    Fault(
+        "the correction is turned round",
+        "algo/correction.py",
+        "torch.exp(trainer - sampler)",
+        "torch.exp(sampler - trainer)",
+        METHODS,
+    ),
+    Fault(
+        "the mask keeps what lies outside",
+        "algo/correction.py",
+        "torch.where(outside, 0.0, weights)",
+        "torch.where(outside, weights, 0.0)",
+        METHODS,
+    ),
+    Fault(
+        "truncation does not truncate",
+        "algo/correction.py",
+        "weights.clamp(max=bound)",
+        "weights",
+        METHODS,
+    ),
+    Fault(
+        "the correction multiplies the divergence as well",
+        "algo/policy.py",
+        "per_token = per_token * correction",
+        "weights = weights * correction",
+        METHODS,
+    ),
+    Fault(
+        "entropy is a cost",
+        "algo/policy.py",
+        "per_token - entropy_coefficient * entropies",
+        "per_token + entropy_coefficient * entropies",
+        METHODS,
+    ),
+    Fault(
+        "the entropy's gradient drops the temperature",
+        "algo/logprob.py",
+        "(of_entropies[part] / temperature)",
+        "of_entropies[part]",
+        ENTROPIES,
+    ),
+    Fault(
+        "the entropy's gradient lacks the entropy",
+        "algo/logprob.py",
+        ".add_(entropies[part, None])",
+        "",
+        ENTROPIES,
+    ),
+    Fault(
+        "a long answer costs nothing",
+        "algo/shaping.py",
+        "(longest - buffer - length) / buffer",
+        "(longest - length) / buffer",
+        METHODS,
     ),
     # Tokens and log-probs
     Fault(
@@ -176,7 +482,7 @@ FAULTS = [
     Fault(
         "each micro-batch has its own denominator",
         "train/step.py",
-        "batch.weights[rows].repeat_interleave(lengths)",
+        "weights[rows].to(logprobs.device).repeat_interleave(lengths)",
         "token_weights(lengths, method.aggregation, fixed_length=max_new_tokens).repeat_interleave(lengths)",
         ACCUMULATION,
     ),
@@ -184,7 +490,7 @@ FAULTS = [
         "a micro-batch's gradient replaces the one before",
         "train/step.py",
         "result.loss.backward()",
-        "optimizer.zero_grad()\n                result.loss.backward()",
+        "optimizer.zero_grad()\n                    result.loss.backward()",
         ACCUMULATION,
     ),
     Fault(
@@ -197,15 +503,15 @@ FAULTS = [
     Fault(
         "the step takes its ratio against the reference",
         "train/step.py",
-        "batch.of(rows, batch.old),",
-        "batch.of(rows, batch.reference or batch.old),",
+        "                        old,\n",
+        "                        batch.of(rows, batch.reference or batch.old),\n",
         BOTH_UPDATES,
     ),
     Fault(
         "the ratio is against the last update, so that nothing is ever clipped",
         "train/step.py",
-        "batch.of(rows, batch.old),",
-        "logprobs.detach(),",
+        "                        old,\n",
+        "                        logprobs.detach(),\n",
         BOTH_UPDATES,
     ),
     Fault(
@@ -221,6 +527,63 @@ FAULTS = [
         "if torch.isfinite(norm):",
         "if True:",
         STEP + "test_a_batch_that_is_not_finite_leaves_the_policy_as_it_was",
+    ),
+    Fault(
+        "masked answers stay in the denominators",
+        "train/step.py",
+        "token_weights(batch.counted[rows],",
+        "(batch.counted[rows] > 0) * token_weights(batch.lengths[rows],",
+        MASKED,
+    ),
+    Fault(
+        "answers that ended are masked",
+        "train/step.py",
+        'c.finish == "length"',
+        'c.finish == "stop"',
+        MASKED,
+    ),
+    Fault(
+        "dropped groups stay in the denominators",
+        "train/step.py",
+        'drop or (method.truncated == "mask"',
+        '(method.truncated == "mask"',
+        DROPPED,
+    ),
+    Fault(
+        "the correction is against the policy of now",
+        "train/step.py",
+        "mismatch_weights(old, sampled",
+        "mismatch_weights(logprobs.detach(), sampled",
+        OPTIONS + "test_the_correction_weighs_each_token_by_the_mismatch_before_the_update",
+    ),
+    Fault(
+        "mini-batches share one denominator",
+        "train/step.py",
+        "weights[rows] = token_weights(batch.counted[rows], method.aggregation, fixed_length=max_new_tokens)",
+        "weights[rows] = token_weights(batch.counted, method.aggregation, fixed_length=max_new_tokens)[rows]",
+        OPTIONS + "test_each_pass_covers_every_group_once_and_each_mini_batch_has_its_own_denominators",
+    ),
+    Fault(
+        "tokens of low entropy are followed",
+        "train/step.py",
+        "batch.of(rows, batch.entropies) >= threshold",
+        "batch.of(rows, batch.entropies) <= threshold",
+        "tests/train/test_entropy_share.py",
+    ),
+    # The divergence in the reward
+    Fault(
+        "the divergence of an answer is paid for",
+        "train/grpo.py",
+        "rewards -= self.coefficient",
+        "rewards += self.coefficient",
+        STAGE + "test_a_divergence_in_the_reward_is_taken_off_before_answers_are_compared",
+    ),
+    Fault(
+        "a token answers for the divergence before it",
+        "train/grpo.py",
+        "kl.flip(0).cumsum(0).flip(0)",
+        "kl.cumsum(0)",
+        STAGE + "test_compared_with_the_batch_each_token_answers_for_the_divergence_from_its_place_on",
     ),
     # The reference
     Fault(

@@ -2,13 +2,18 @@
 room knows are the names the other rooms have."""
 
 import importlib
+from dataclasses import fields, replace
+from typing import get_args
 
 import pytest
 
+from peerwise.algo import presets
+from peerwise.algo.presets import PRESETS, Method
 from peerwise.errors import RecipeError
 from peerwise.recipe import check as checks
-from peerwise.recipe.check import check, kl_coefficient, uniform_share
+from peerwise.recipe.check import check, uniform_share
 from peerwise.recipe.load import loads
+from peerwise.recipe.method import method_of
 from peerwise.recipe.schema import Algorithm, Recipe
 
 QUIET = "[algorithm]\npreset = 'dr_grpo'\n"
@@ -182,11 +187,193 @@ def test_the_default_recipe_runs_and_says_that_its_preset_keeps_a_reference():
     assert "0.04 (from preset 'grpo')" in line
 
 
-def test_the_kl_coefficient_is_the_recipes_or_else_the_presets():
-    assert kl_coefficient(Algorithm()) == 0.04
-    assert kl_coefficient(Algorithm(preset="dr_grpo")) == 0.0
-    assert kl_coefficient(Algorithm(kl_coefficient=0.0)) == 0.0
-    assert kl_coefficient(Algorithm(preset="dr_grpo", kl_coefficient=0.5)) == 0.5
+def test_the_method_is_the_preset_with_what_the_recipe_sets_on_top():
+    assert method_of(Algorithm()) == PRESETS["grpo"]
+    assert method_of(Algorithm()).kl_coefficient == 0.04
+    assert method_of(Algorithm(preset="dr_grpo")).kl_coefficient == 0.0
+    # 0 is a value like any other and not "not given".
+    assert method_of(Algorithm(kl_coefficient=0.0)) == replace(PRESETS["grpo"], kl_coefficient=0.0)
+    given = Algorithm(preset="dr_grpo", kl_coefficient=0.5, ratio="sequence", dual_clip=3.0, truncated="mask")
+    expected = replace(PRESETS["dr_grpo"], kl_coefficient=0.5, ratio="sequence", dual_clip=3.0, truncated="mask")
+    assert method_of(given) == expected
+
+
+# The axes of the algorithm
+
+
+RATIO_NONE = "--algorithm.ratio none"
+WITH_KL = "--model.lora-rank 8 --algorithm.kl-coefficient"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--algorithm.scale group --algorithm.baseline batch",
+         "algorithm.scale: 'group' needs a baseline within the group, got baseline 'batch'; set scale to"),
+        ("--algorithm.scale group --algorithm.baseline none",
+         "algorithm.scale: 'group' needs a baseline within the group, got baseline 'none'"),
+        ("--algorithm.surrogate geometric_mean --algorithm.ratio sequence",
+         "algorithm.ratio: surrogate 'geometric_mean' takes its mean over token ratios; set ratio = 'token'"),
+        (f"{RATIO_NONE} --algorithm.surrogate soft_gate",
+         "algorithm.surrogate: 'soft_gate' follows a ratio, and ratio is 'none'"),
+        (f"{RATIO_NONE} --algorithm.surrogate clipped_weight",
+         "algorithm.surrogate: 'clipped_weight' follows a ratio, and ratio is 'none'"),
+        (f"{RATIO_NONE} --algorithm.updates-per-batch 2",
+         "algorithm.updates_per_batch: with ratio 'none' only the first update after sampling is right"),
+        (f"{RATIO_NONE} --algorithm.mini-batches 2",
+         "with ratio 'none' only the first update after sampling is right; set updates_per_batch and mini_batches"),
+        ("--algorithm.dual-clip 1.1", "algorithm.dual_clip: 1.1 is not above 1 + clip_high = 1.2"),
+        ("--algorithm.dual-clip 1.5 --algorithm.clip-high 0.5",
+         "algorithm.dual_clip: 1.5 is not above 1 + clip_high = 1.5"),
+        ("--algorithm.mini-batches 9", "algorithm.mini_batches: 9 of 8 groups; a group is not split"),
+        ("--algorithm.truncated penalty --algorithm.overlong-buffer 256",
+         "algorithm.overlong_buffer: 256 is not less than rollout.max_new_tokens = 256"),
+        ("--algorithm.kl-low 0.6", "algorithm.kl_low: 0.6 is more than kl_high = 0.5"),
+        ("--algorithm.kl-target 0.1", "algorithm.kl_target: has no effect while kl_coefficient is 0"),
+        (f"{WITH_KL} 0.1 --algorithm.divergence k1",
+         "algorithm.divergence: the gradient of k1 is 0 on average, so in the loss it is nothing but noise"),
+        (f"{WITH_KL} 0.6 --algorithm.kl-target 0.1",
+         "algorithm.kl_coefficient: 0.6 lies outside kl_low to kl_high, 0.001 to 0.5"),
+        (f"{WITH_KL} 0.0005 --algorithm.kl-target 0.1",
+         "algorithm.kl_coefficient: 0.0005 lies outside kl_low to kl_high, 0.001 to 0.5"),
+        ("--algorithm.entropy-coefficient inf", "algorithm.entropy_coefficient: got inf"),
+        ("--algorithm.mismatch-bound inf", "algorithm.mismatch_bound: got inf"),
+        ("--evaluation.patience 2 --evaluation.every 0",
+         "evaluation.patience: stages are evaluated only at their end; set evaluation.every above 0"),
+        pytest.param(
+            "--rollout.final-temperature inf", "rollout.final_temperature: got inf",
+            marks=pytest.mark.xfail(strict=True, reason="accepted; the temperature of the first step is then NaN")),
+        ("--rollout.group-schedule 0=8", "rollout.group_schedule: got steps 0, expected whole numbers of 1 or more"),
+        ("--rollout.group-schedule 10=8 x=9", "rollout.group_schedule: got steps 10, x, expected whole numbers"),
+        ("--rollout.group-schedule 1.5=8", "rollout.group_schedule: got steps 1.5, expected whole numbers"),
+        ("--rollout.group-schedule 20=8 10=9",
+         "rollout.group_schedule: got steps [20, 10], expected each after the one before"),
+        ("--rollout.group-schedule 10=8 010=9", "rollout.group_schedule: got steps [10, 10], expected each after"),
+        ("--rollout.group-schedule 10=1", "rollout.group_schedule: a group needs at least 2 answers"),
+    ],
+)  # fmt: skip
+def test_settings_of_the_method_that_contradict_each_other_are_refused(words, expected):
+    lines = violations(QUIET, *words.split())
+    assert len(lines) == 1
+    assert expected in lines[0]
+
+
+def test_a_geometric_mean_without_a_ratio_is_refused_for_both_reasons():
+    lines = violations(QUIET, *f"{RATIO_NONE} --algorithm.surrogate geometric_mean".split())
+    assert [line.split(":")[0] for line in lines] == ["algorithm.ratio", "algorithm.surrogate"]
+
+
+def test_a_contradiction_within_one_stage_is_named_by_that_stage():
+    text = QUIET + "[stage.a]\nmethod = 'grpo'\n[stage.b]\nmethod = 'grpo'\n[stage.b.algorithm]\nmini_batches = 9\n"
+    text += "[stage.b.rollout]\ngroup_schedule = {'5' = 1}\n"
+    keys = [line.split(": ")[0] for line in violations(text)]
+    assert sorted(keys) == ["stage.b.algorithm.mini_batches", "stage.b.rollout.group_schedule"]
+
+
+def test_an_unknown_preset_is_not_judged_any_further():
+    lines = violations(QUIET, "--algorithm.preset", "gsop", "--algorithm.mini-batches", "9")
+    assert lines == ["algorithm.preset: unknown name 'gsop'; did you mean 'gspo'?"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--algorithm.scale batch --algorithm.baseline batch",
+        "--algorithm.scale none --algorithm.baseline none",
+        "--algorithm.scale group --algorithm.baseline leave_one_out",
+        "--algorithm.surrogate geometric_mean",
+        f"{RATIO_NONE} --algorithm.updates-per-batch 1 --algorithm.mini-batches 1",
+        "--algorithm.ratio sequence --algorithm.aggregation sequence",
+        "--algorithm.dual-clip 1.3",
+        "--algorithm.mini-batches 8",
+        "--algorithm.truncated penalty --algorithm.overlong-buffer 255",
+        "--algorithm.kl-low 0.5",
+        f"{WITH_KL} 0.1 --algorithm.divergence k1 --algorithm.kl-in reward",
+        f"{WITH_KL} 0.5 --algorithm.kl-target 0.1",
+        f"{WITH_KL} 0.001 --algorithm.kl-target 0.1",
+        f"{WITH_KL} 0.6",
+        "--rollout.group-schedule 1=2 99=12",
+        "--evaluation.patience 2 --evaluation.every 1",
+        "--evaluation.patience 0 --evaluation.every 0",
+        "--algorithm.surrogate soft_gate --algorithm.gate-positive 1 --algorithm.gate-negative 2",
+        "--algorithm.clip-low 0.1 --algorithm.clip-high 0.3",
+        "--algorithm.surrogate clipped_weight --algorithm.clip-low 1 --algorithm.clip-high 4",
+    ],
+)
+def test_settings_of_the_method_that_go_together_are_accepted_without_a_word(words):
+    assert warnings(QUIET, *words.split()) == []
+
+
+UNUSED = "this method does not use it"
+NO_KL = "has no effect while kl_coefficient is 0; set one above 0"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--algorithm.surrogate clipped_weight --algorithm.dual-clip 3", f"algorithm.dual_clip: {UNUSED}"),
+        (f"{RATIO_NONE} --algorithm.dual-clip 3", f"algorithm.dual_clip: {UNUSED}"),
+        ("--algorithm.gate-positive 1", f"algorithm.gate_positive: {UNUSED}"),
+        ("--algorithm.gate-negative 1", f"algorithm.gate_negative: {UNUSED}"),
+        ("--algorithm.surrogate soft_gate --algorithm.clip-low 0.1", f"algorithm.clip_low: {UNUSED}"),
+        ("--algorithm.surrogate soft_gate --algorithm.clip-high 0.1", f"algorithm.clip_high: {UNUSED}"),
+        (f"{RATIO_NONE} --algorithm.clip-low 0.1", f"algorithm.clip_low: {UNUSED}"),
+        (f"{RATIO_NONE} --algorithm.clip-high 0.1", f"algorithm.clip_high: {UNUSED}"),
+        ("--algorithm.overlong-buffer 10", f"algorithm.overlong_buffer: {UNUSED}"),
+        ("--algorithm.truncated mask --algorithm.overlong-buffer 10", f"algorithm.overlong_buffer: {UNUSED}"),
+        ("--algorithm.divergence k2", f"algorithm.divergence: {NO_KL}"),
+        ("--algorithm.kl-in reward", f"algorithm.kl_in: {NO_KL}"),
+        ("--algorithm.ratio sequence --algorithm.aggregation token",
+         "algorithm.aggregation: with a ratio of whole answers 'token' counts long answers more; the papers take "
+         "'sequence'"),
+        ("--algorithm.surrogate geometric_mean --algorithm.aggregation token",
+         "algorithm.aggregation: with a ratio of whole answers 'token' counts long answers more; the papers take "
+         "'sequence'"),
+        ("--rollout.group-schedule 50=8 100=9",
+         "rollout.group_schedule: some of it begins after the stage's 100 steps"),
+    ],
+)  # fmt: skip
+def test_settings_of_the_method_without_effect_are_warned_of(words, expected):
+    assert warnings(QUIET, *words.split()) == [expected]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_alone_can_run_and_says_only_that_it_keeps_a_reference(preset):
+    coefficient = {"grpo": "0.04", "rloo": "0.03", "reinforce_pp": "0.01"}.get(preset)
+    said = warnings("", "--algorithm.preset", preset)
+    if coefficient is None:
+        assert said == []
+    else:
+        (line,) = said
+        assert line.startswith(f"algorithm.kl_coefficient: {coefficient} (from preset {preset!r}) without LoRA keeps")
+    # With adapters no reference is kept, and nothing is left to say.
+    assert warnings("", "--algorithm.preset", preset, "--model.lora-rank", "8") == []
+
+
+def test_every_axis_of_a_method_can_be_set_in_a_recipe_to_the_same_names():
+    names = {
+        "baseline": presets.Baseline,
+        "scale": presets.Scale,
+        "ratio": presets.Ratio,
+        "surrogate": presets.Surrogate,
+        "divergence": presets.Divergence,
+        "aggregation": presets.Aggregation,
+        "correction": presets.Correction,
+        "kl_in": presets.KlPlace,
+        "uninformative": presets.Uninformative,
+        "truncated": presets.Truncated,
+    }
+    for axis in fields(Method):
+        setting = Algorithm.model_fields[axis.name]
+        assert setting.default is None, axis.name
+        if axis.name in names:
+            (literal,) = [kind for kind in get_args(setting.annotation) if kind is not type(None)]
+            assert set(get_args(literal)) == set(get_args(names[axis.name])), axis.name
+
+
+def test_the_presets_that_the_settings_name_are_those_there_are():
+    named = Algorithm.model_fields["preset"].description.partition(": ")[2].rstrip(".")
+    assert named.split(", ") == list(PRESETS)
 
 
 def table_of(module: str, name: str) -> dict[str, object]:
@@ -202,8 +389,3 @@ def test_task_names_are_those_of_the_task_table():
 
 def test_template_names_are_those_of_the_template_table():
     assert set(checks.TEMPLATES) == set(table_of("peerwise.tasks.prompts", "TEMPLATES"))
-
-
-def test_presets_and_their_kl_coefficients_are_those_of_the_algorithm_room():
-    presets = table_of("peerwise.algo.presets", "PRESETS")
-    assert {name: method.kl_coefficient for name, method in presets.items()} == dict(checks.PRESET_KL)

@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 
 from peerwise.errors import RecipeError
 from peerwise.recipe.load import diff, dumps, load, loads
-from peerwise.recipe.schema import Algorithm, Critic, Dpo, Evaluation, Model, Optimizer, Recipe, Rollout, Run, Sft, Stage, Task
+from peerwise.recipe.schema import (
+    Algorithm,
+    Critic,
+    Dpo,
+    Evaluation,
+    Model,
+    Optimizer,
+    Recipe,
+    Rollout,
+    Run,
+    Sft,
+    Stage,
+    Task,
+)
 
 TWO_STAGES = """
 [task]
@@ -134,8 +147,11 @@ def test_a_flag_for_a_section_that_no_method_reads_is_refused(words):
         ("--task.params dataset", "expected one or more key=value"),
         ("--rollout.problems many", "rollout.problems: got 'many', expected a valid integer"),
         ("--rollout.problems -3", "rollout.problems: got -3, expected greater than or equal to 1"),
-        ("--stage.grpo.method ppo", "stage.grpo.method: got 'ppo', expected 'sft', 'grpo' or 'dpo'; 'ppo' is a preset: "
-         "method = 'grpo' with algorithm.preset = 'ppo'"),
+        (
+            "--stage.grpo.method ppo",
+            "stage.grpo.method: got 'ppo', expected 'sft', 'grpo' or 'dpo'; 'ppo' is a preset: "
+            "method = 'grpo' with algorithm.preset = 'ppo'",
+        ),
     ],
 )
 def test_a_wrong_flag_is_told_what_was_given_and_what_is_expected(words, expected, capsys):
@@ -188,7 +204,8 @@ def test_every_violation_is_in_one_error_one_line_each():
         "rollout.temperature: got 'warm', expected a valid number",
         "rollout.learning_rate: unknown key; did you mean 'optimizer.learning_rate' or 'critic.learning_rate'?",
         "more_tasks.0.nam: unknown key; did you mean 'name'?",
-        "stage.grpo.method: missing; sft learns from worked solutions; grpo from rewards.",
+        "stage.grpo.method: missing; sft learns from worked solutions or own right answers; grpo from rewards, by the "
+        "method that [algorithm] names; dpo from pairs of right and wrong answers.",
         "stage.grpo.steps: got True, expected a valid integer",
         "stage.grpo.algorithm.clip_lo: unknown key; did you mean 'clip_low'?",
     ):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from peerwise.algo.presets import PRESETS
 from peerwise.recipe.check import check
 from peerwise.recipe.load import load, loads
 from peerwise.recipe.plan import SHAPES, ModelShape, Plan, StagePlan, plan, render, to_json
@@ -41,6 +42,19 @@ def test_an_epoch_that_does_not_divide_ends_with_a_short_update():
 def test_each_pass_over_a_batch_is_an_update_and_not_more_data():
     stage = planned("--algorithm.updates-per-batch", "3", "--rollout.problems", "10", num_problems=100)
     assert (stage.optimizer_updates, stage.updates_per_epoch, stage.epochs) == (300, 30, 10.0)
+
+
+def test_each_mini_batch_of_each_pass_is_an_update_and_not_more_data():
+    words = ("--algorithm.updates-per-batch", "3", "--algorithm.mini-batches", "2", "--rollout.problems", "10")
+    stage = planned(*words, num_problems=100)
+    # 100 steps of 3 * 2 updates; an epoch is 10 batches; 100 batches of 10 are 10 epochs.
+    assert (stage.optimizer_updates, stage.updates_per_epoch, stage.epochs) == (600, 60, 10.0)
+    assert (stage.prompts_per_update, stage.completions_per_update) == (10, 80)
+
+
+def test_mini_batches_are_nothing_to_an_sft_stage():
+    text = "[stage.s]\nmethod = 'sft'\nsteps = 6\n[algorithm]\nmini_batches = 4"
+    assert planned(text=text).optimizer_updates == 6
 
 
 def test_tokens_are_completions_times_the_longest_answer():
@@ -81,6 +95,15 @@ def test_full_float32_training_needs_no_master_weights_and_one_gradient():
     parts = terms(planned("--model.dtype", "float32", "--algorithm.kl-coefficient", "0"))
     assert parts["weights"] == parts["float32 gradient sum"] == 4 * 134_515_008
     assert not {"float32 master weights", "gradients of a micro-batch", "reference copy of the weights"} & set(parts)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_reference_is_planned_for_the_presets_that_charge_a_divergence(preset):
+    parts = terms(planned("--algorithm.preset", preset, "--model.dtype", "float32"))
+    expected = 4 * 134_515_008 if preset in ("grpo", "rloo", "reinforce_pp") else None
+    assert parts.get("reference copy of the weights") == expected
+    without = terms(planned("--algorithm.preset", preset, "--algorithm.kl-coefficient", "0"))
+    assert "reference copy of the weights" not in without
 
 
 def test_lora_trains_only_its_adapters_and_keeps_no_reference():

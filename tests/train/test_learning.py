@@ -14,9 +14,12 @@ import torch
 
 from peerwise.algo.advantage import group_advantages
 from peerwise.algo.presets import PRESETS
+from peerwise.metrics.value import Metrics
+from peerwise.recipe.load import loads
 from peerwise.records import Group, Problem, Score
 from peerwise.rollout.base import Request, SamplingParams, sample_key
 from peerwise.rollout.native.engine import NativeEngine
+from peerwise.train.critic import Critic
 from peerwise.train.optimizer import MasterWeights, Optimizer
 from peerwise.train.step import policy_step
 
@@ -32,6 +35,9 @@ def test_reward_rises_on_a_tiny_model(tiny_policy: Callable[[str], Any], preset:
     engine = NativeEngine(policy.model, decode=policy.decode, end_ids=policy.end_ids)
     weights = MasterWeights(policy.model)
     optimizer = Optimizer(weights, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, max_norm=1.0)
+    # A critic compares in the place of a group, and learns beside the policy.
+    recipe = loads("[stage.grpo]\nmethod = 'grpo'\nalgorithm.preset = 'ppo'\n")
+    critic = Critic(policy, recipe.stage["grpo"]) if method.baseline == "critic" else None
     rewards = []
     for step in range(STEPS):
         requests = [
@@ -49,10 +55,17 @@ def test_reward_rises_on_a_tiny_model(tiny_policy: Callable[[str], Any], preset:
             for (prompt, right), completions in zip(PROMPTS.items(), answers, strict=True)
         ]
         rewards.append(sum(sum(group.rewards) for group in groups) / (len(PROMPTS) * 32))
+        scored = torch.tensor([group.rewards for group in groups])
+        advantages: Any
+        if critic is None:
+            advantages = group_advantages(scored, scale=method.scale, baseline=method.baseline)
+        else:
+            advantages = critic.compare(groups, scored.flatten(), None)
+            critic.step(groups, Metrics(), passes=1, learning_rate=5e-3)
         policy_step(
             policy,
             groups,
-            group_advantages(torch.tensor([group.rewards for group in groups]), scale=method.scale),
+            advantages,
             optimizer,
             method=method,
             learning_rate=5e-3,

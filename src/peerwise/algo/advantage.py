@@ -18,9 +18,10 @@ def group_advantages(rewards: Tensor, *, scale: Scale = "group", baseline: Basel
     the group's other answers, which is G / (G - 1) times as far away (RLOO, Ahmadian et al. 2024, eq. 9); "batch", the
     mean over the whole batch (REINFORCE++, Hu 2025); "none". (A critic's advantages come from `critic.gae`.)
 
-    Scales: "group", the standard deviation of the group itself (division by G: the group is all there is, not a sample
-    from which to estimate); "batch", that of all P * G advantages; "none" (Dr. GRPO, Liu et al. 2025, which shows that
-    dividing by the group's favours too easy and too hard problems).
+    Scales: "group", the root mean square of the group's differences, which with the group's mean as baseline is its
+    standard deviation (division by G: the group is all there is, not a sample from which to estimate); "batch", the
+    same over all P * G differences; "none" (Dr. GRPO, Liu et al. 2025, which shows that dividing by the group's favours
+    too easy and too hard problems).
 
     Args:
         rewards: [P, G] or [G], finite.
@@ -55,17 +56,17 @@ def group_advantages(rewards: Tensor, *, scale: Scale = "group", baseline: Basel
 
 
 def whitened(values: Tensor, *, centre: bool, scale: bool) -> Tensor:
-    """Per-token advantages with their mean over the batch taken off and divided by their deviation: [M] -> [M].
+    """Per-token advantages, their mean over the batch taken off, divided by their root mean square: [M] -> [M].
 
-    Zeros where all are equal.
+    With `centre` exactly 0 where all are equal, float noise included.
     """
+    if not len(values):
+        return values.float()
     exact = values.double()
-    centred = exact - exact.mean() if centre and len(exact) else exact
-    if scale and len(exact):
-        noise = EQUAL_REWARDS * float(exact.abs().max().clamp(min=1.0))
-        deviation = centred.square().mean().sqrt() if not centre else exact.std(correction=0)
-        centred = torch.zeros_like(centred) if float(deviation) <= noise else centred / deviation
-    return centred.float()
+    if centre:
+        spread, size = exact.max() - exact.min(), exact.abs().max().clamp(min=1.0)
+        exact = torch.where(spread <= EQUAL_REWARDS * size, 0.0, exact - exact.mean())
+    return (_divided(exact, exact.square().mean().sqrt()) if scale else exact).float()
 
 
 def _divided(values: Tensor, deviation: Tensor) -> Tensor:

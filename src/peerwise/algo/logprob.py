@@ -73,10 +73,10 @@ class _SelectedLogprobs(torch.autograd.Function):
             part = slice(start, start + chunk)
             logits, _ = _chunk_logits(hidden[part], weight, bias, softcap, temperature)
             log_total = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - log_total
-            probs = torch.exp(logits - log_total[:, None])
-            # H = log Z - E[logit]
-            entropies[part] = log_total - (probs * logits).sum(-1)
+            # H = -E[ln p]. As log Z - E[logit] it would lose digits where all logits are large.
+            every = logits.sub_(log_total[:, None])
+            logprobs[part] = every.gather(1, targets[part, None])[:, 0]
+            entropies[part] = -(every.exp() * every).sum(-1)
         ctx.save_for_backward(hidden, weight, targets, bias, entropies)
         ctx.settings = (softcap, temperature, chunk)
         # A loss that leaves the entropies out costs nothing for them.

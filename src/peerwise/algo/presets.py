@@ -58,7 +58,7 @@ class Method:
     entropy_coefficient: float = 0.0
     """Bonus for entropy."""
     entropy_share: float = 1.0
-    """Share of the batch's tokens, those of highest entropy, whose objective counts."""
+    """Share of the tokens of all answers that are computed, those of highest entropy, whose objective counts."""
 
 
 PRESETS: dict[str, Method] = {

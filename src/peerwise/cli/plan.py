@@ -84,19 +84,7 @@ def _count(recipe: Recipe) -> int | None:
     if any(task.path is None and task.name not in GENERATED for task in recipe.tasks):
         return None
     found = [
-        load_task(
-            task.name,
-            path=task.path,
-            split=task.split,
-            eval_split=task.eval_split,
-            template=task.template,
-            columns=task.columns,
-            params=task.params,
-            limit=task.limit,
-            held_out=recipe.evaluation.problems,
-            seed=recipe.run.seed,
-        )
-        for task in recipe.tasks
+        load_task(**task.source, held_out=recipe.evaluation.problems, seed=recipe.run.seed) for task in recipe.tasks
     ]
     return sum(len(data.train.problems) for data in found)
 

@@ -286,11 +286,15 @@ def _contradictions(stage: Stage, method: Method, keys: Mapping[str, str]) -> It
             f"{keys['updates_per_batch']}: with ratio 'none' only the first update after sampling is right; set "
             "updates_per_batch and mini_batches to 1, or ratio to 'token'"
         )
-    if (method.ratio == "sequence" or method.surrogate == "geometric_mean") and method.aggregation == "token":
+    whole = method.ratio == "sequence" or method.surrogate == "geometric_mean"
+    if whole and method.aggregation == "token":
         yield _warning(
             f"{keys['aggregation']}: with a ratio of whole answers 'token' counts long answers more; the papers take "
             "'sequence'"
         )
+    for field, is_on in (("correction", method.correction != "none"), ("entropy_share", method.entropy_share < 1)):
+        if whole and is_on:
+            yield Finding(f"{keys[field]}: chooses among tokens, and here a whole answer has one ratio; leave it out")
     if method.dual_clip is not None and method.dual_clip <= 1 + method.clip_high:
         yield Finding(
             f"{keys['dual_clip']}: {method.dual_clip:g} is not above 1 + clip_high = {1 + method.clip_high:g}, so it "

@@ -87,6 +87,12 @@ class Task(Section):
     weight: float = Field(1.0, gt=0)
     """Share of this task's problems in the mixture, relative to the other tasks."""
 
+    @property
+    def source(self) -> dict[str, Any]:
+        """The settings that say which problems there are, as `tasks.base.load_task` takes them."""
+        fields = ("name", "path", "split", "eval_split", "template", "columns", "params", "limit")
+        return {field: getattr(self, field) for field in fields}
+
 
 class Rollout(Section):
     """How answers are sampled for training."""
@@ -162,8 +168,8 @@ class Algorithm(Section):
     entropy_coefficient: float | None = Field(None, ge=0)
     """Weight of the entropy bonus."""
     entropy_share: float | None = Field(None, gt=0, le=1)
-    """Share of the batch's tokens, those of highest entropy, that learn from advantages. Below 1 costs one more forward
-    pass."""
+    """Share of tokens, those of highest entropy in the answers that are learned from, that follow advantages. Below 1
+    costs one more forward pass."""
     correction: Literal["none", "truncate", "mask"] | None = None
     """Importance weights for the mismatch of sampler and trainer: none, held at mismatch_bound, or 0 beyond it."""
     mismatch_bound: float = Field(2.0, gt=1)

@@ -151,18 +151,7 @@ def load_problems(recipe: Recipe, console: Console) -> Problems:
         label = settings.name
         while label in problems.tasks:
             label = f"{settings.name}-{len(problems.tasks) + 1}"
-        found[label] = load_task(
-            settings.name,
-            path=settings.path,
-            split=settings.split,
-            eval_split=settings.eval_split,
-            template=settings.template,
-            columns=settings.columns,
-            params=settings.params,
-            limit=settings.limit,
-            held_out=recipe.evaluation.problems,
-            seed=recipe.run.seed,
-        )
+        found[label] = load_task(**settings.source, held_out=recipe.evaluation.problems, seed=recipe.run.seed)
         problems.tasks[label] = settings
         problems.splits[label] = found[label].split
         problems.scorers[label] = build(settings.reward, settings.reward_weights, last_number=settings.last_number)
