@@ -240,9 +240,11 @@ WITH_KL = "--model.lora-rank 8 --algorithm.kl-coefficient"
         ("--algorithm.mismatch-bound inf", "algorithm.mismatch_bound: got inf"),
         ("--evaluation.patience 2 --evaluation.every 0",
          "evaluation.patience: stages are evaluated only at their end; set evaluation.every above 0"),
-        pytest.param(
-            "--rollout.final-temperature inf", "rollout.final_temperature: got inf",
-            marks=pytest.mark.xfail(strict=True, reason="accepted; the temperature of the first step is then NaN")),
+        ("--rollout.final-temperature inf", "rollout.final_temperature: got inf"),
+        ("--algorithm.preset gspo --algorithm.correction mask",
+         "algorithm.correction: chooses among tokens, and here a whole answer has one ratio"),
+        ("--algorithm.preset gmpo --algorithm.entropy-share 0.2",
+         "algorithm.entropy_share: chooses among tokens, and here a whole answer has one ratio"),
         ("--rollout.group-schedule 0=8", "rollout.group_schedule: got steps 0, expected whole numbers of 1 or more"),
         ("--rollout.group-schedule 10=8 x=9", "rollout.group_schedule: got steps 10, x, expected whole numbers"),
         ("--rollout.group-schedule 1.5=8", "rollout.group_schedule: got steps 1.5, expected whole numbers"),
@@ -339,7 +341,7 @@ def test_settings_of_the_method_without_effect_are_warned_of(words, expected):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_alone_can_run_and_says_only_that_it_keeps_a_reference(preset):
-    coefficient = {"grpo": "0.04", "rloo": "0.03", "reinforce_pp": "0.01"}.get(preset)
+    coefficient = {"grpo": "0.04", "rloo": "0.03", "reinforce_pp": "0.01", "ppo": "0.01"}.get(preset)
     said = warnings("", "--algorithm.preset", preset)
     if coefficient is None:
         assert said == []

@@ -15,6 +15,7 @@ import pytest
 from peerwise.metrics.console import Console
 from peerwise.metrics.write import ROW_FILES, read_rows
 from peerwise.recipe.load import loads
+from peerwise.train.grpo import Grpo
 from peerwise.train.stages import resume, train
 
 RECIPE = """
@@ -144,3 +145,21 @@ def killed_at(owner: Any, method: str, call: int, *, after: bool, monkeypatch: p
         patch.setattr(owner, method, dying)
         with pytest.raises(Killed):
             yield
+
+
+class Opened(BaseException):
+    """Carries a stage out of the run that made it."""
+
+
+def opened(files: Path, folder: Path, *words: str) -> Grpo:
+    """The grpo stage as a run without an sft stage makes it, ready for its first step."""
+
+    def caught(self: Grpo, step: int) -> Any:
+        raise Opened(self)
+
+    text = (files / "recipe.toml").read_text()
+    recipe = loads(text[: text.index("[stage.sft]")] + text[text.index("[stage.grpo]") :], words)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Opened) as found:
+        patch.setattr(Grpo, "step", caught)
+        train(recipe, folder, Console(file=io.StringIO()))
+    return found.value.args[0]

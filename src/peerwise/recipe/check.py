@@ -207,6 +207,8 @@ def _sampling_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding
             f"{keys['temperature']}: got {rollout.temperature:g}, expected a finite one above 0; at 0 all answers of "
             "a group are the same"
         )
+    if rollout.final_temperature is not None and not math.isfinite(rollout.final_temperature):
+        yield Finding(f"{keys['final_temperature']}: got {rollout.final_temperature}, expected a finite number")
     for field, neutral in (("top_p", 1), ("top_k", 0)):
         if (value := getattr(rollout, field)) != neutral:
             yield Finding(
@@ -343,6 +345,11 @@ def _divergence_rules(
     if algorithm.kl_target is not None and not low <= method.kl_coefficient <= high:
         yield Finding(
             f"{keys['kl_coefficient']}: {method.kl_coefficient:g} lies outside kl_low to kl_high, {low:g} to {high:g}"
+        )
+    if method.kl_in == "reward" and method.scale == "group":
+        yield _warning(
+            f"{keys['kl_in']}: where all answers of a group are right they differ by the divergence alone, and scale "
+            "'group' makes that as large as right from wrong; take scale 'batch' or 'none'"
         )
     if recipe.model.lora_rank == 0:
         source = "" if algorithm.kl_coefficient is not None else f" (from preset {algorithm.preset!r})"

@@ -6,7 +6,7 @@ import math
 from dataclasses import fields, replace
 
 from peerwise.algo.presets import PRESETS, Method
-from peerwise.recipe.schema import Algorithm, Recipe, Stage
+from peerwise.recipe.schema import Algorithm, Recipe, Rollout, Stage
 
 
 def method_of(settings: Algorithm) -> Method:
@@ -33,6 +33,11 @@ def keeps_reference(stage: Stage) -> bool:
 def compares_groups(stage: Stage) -> bool:
     """Whether the answers to one problem are compared with each other, so that two are needed."""
     return stage.method != "grpo" or method_of(stage.algorithm).baseline in ("group", "leave_one_out")
+
+
+def largest_group(rollout: Rollout) -> int:
+    """The most answers to one problem that the stage samples."""
+    return max([rollout.group_size, *rollout.group_schedule.values()])
 
 
 def has_critic(stage: Stage) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from peerwise.recipe.check import uniform_share
-from peerwise.recipe.method import has_critic, keeps_reference, problems_per_step, samples, with_steps
+from peerwise.recipe.method import has_critic, keeps_reference, largest_group, problems_per_step, samples, with_steps
 from peerwise.recipe.schema import Recipe, Stage
 from peerwise.recipe.shape import SHAPES, ModelShape
 
@@ -49,7 +49,7 @@ class StagePlan:
     prompts_per_update: int
     """Problems in one update; for sft the examples."""
     completions_per_update: int
-    """Answers in one update: prompts times group size; 0 where nothing is sampled."""
+    """Answers in one update: prompts times the largest group size of the stage; 0 where nothing is sampled."""
     optimizer_updates: int
     updates_per_epoch: int | None
     epochs: float | None
@@ -140,8 +140,9 @@ def _stage(
     passes = stage.algorithm.updates_per_batch * stage.algorithm.mini_batches if stage.method == "grpo" else 1
     if not sampled and stage.sft.examples is not None:
         num_problems = min(stage.sft.examples, num_problems or stage.sft.examples)
-    completions = prompts * rollout.group_size if sampled else 0
-    shares = {str(p): 1 - uniform_share(p, rollout.group_size) for p in SUCCESS_RATES}
+    size = largest_group(rollout)
+    completions = prompts * size if sampled else 0
+    shares = {str(p): 1 - uniform_share(p, size) for p in SUCCESS_RATES}
     return StagePlan(
         name=name,
         method=stage.method,
@@ -189,8 +190,7 @@ def _memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tupl
 def _sampling_cache(stage: Stage, shape: ModelShape, width: int) -> int:
     """Each prompt once for its group, each answer being decoded on its own; a group may have one answer left."""
     rollout = stage.rollout
-    largest = max(rollout.group_size, *rollout.group_schedule.values(), 0)
-    branches = min(rollout.max_branches, rollout.problems * largest)
+    branches = min(rollout.max_branches, rollout.problems * largest_group(rollout))
     tokens = min(rollout.problems, branches) * rollout.max_prompt_tokens + branches * rollout.max_new_tokens
     return width * shape.cached_elements() * tokens
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from peerwise.errors import CheckpointError, RewardError, RunFolderError, TrainingError
-from peerwise.evaluate.estimate import bootstrap_difference
 from peerwise.metrics.console import Console
 from peerwise.metrics.write import EVALS_FILE, read_rows
 from peerwise.recipe.load import dumps, load
@@ -33,6 +32,7 @@ from peerwise.train.learner import Learner
 from peerwise.train.optimizer import MasterWeights, Optimizer, make_optimizer
 from peerwise.train.session import Session, open_session
 from peerwise.train.sft import Sft
+from peerwise.train.standing import best_evaluation, differences, mean_accuracy
 
 RECIPE_FILE = "recipe.toml"
 METHODS: dict[str, Callable[[Session, str, Stage, Optimizer], Learner]] = {"sft": Sft, "grpo": Grpo, "dpo": Dpo}
@@ -128,6 +128,8 @@ class _Run:
             method.load_tensors(restore(latest[0], self.session.policy, self.weights, optimizer))
             start, method.position = latest[1].step, latest[1].position
             method.carry(latest[1].carried)
+        earlier = self._evaluations(name) if self.recipe.evaluation.patience else []
+        self.best = best_evaluation(earlier)[0] if earlier else -1
         self.console.stage(name, stage.method, stage.steps)
         state = None if latest is None else latest[1]
         for step in range(start, stage.steps):
@@ -227,27 +229,31 @@ class _Run:
         if not patience:
             self.session.record(records, at)
             return state
-        earlier = [row for row in read_rows(self.folder / EVALS_FILE) if row["stage"] == state.stage and row["step"]]
+        earlier = self._evaluations(state.stage)
         self.best, since = best_evaluation([*earlier, *records])
         over = state.ends_stage or since >= patience
-        if since == 0:
+        if since == 0 or not over:
             self.session.record(records, at)
             return state
-        self.session.record(records, "during")
-        if over:
-            self._back_to_best(state, [row for row in earlier if row["global_step"] == self.best])
-        return replace(state, stage_steps=state.step) if over else state
-
-    def _back_to_best(self, state: State, records: list[dict[str, Any]]) -> None:
-        """End a stage with the weights that did best in it; what was measured of them then holds now."""
         folder = step_folder(self.folder, self.best)
-        if not folder.exists():
+        if folder.exists():
+            self.session.record(records, "during")
+            self._back_to_best(folder, state, [row for row in earlier if row["global_step"] == self.best])
+        else:
             self.console.warn(f"{folder}, the best checkpoint of the stage, is gone; going on with the latest weights")
-            return
+            self.session.record(records, "after")
+        return replace(state, stage_steps=state.step)
+
+    def _evaluations(self, stage: str) -> list[dict[str, Any]]:
+        """The records of a stage so far, without those from before it."""
+        return [row for row in read_rows(self.folder / EVALS_FILE) if row["stage"] == stage and row["step"]]
+
+    def _back_to_best(self, folder: Path, state: State, records: list[dict[str, Any]]) -> None:
+        """End a stage with the weights that did best in it; what was measured of them then holds now."""
         restore(folder, self.session.policy, self.weights)
         self.console.note(
             f"stage {state.stage} ends after step {state.step} with the weights of {folder.name}, its best on the "
-            f"held-out problems ({100 * _accuracy(records):.1f} %)"
+            f"held-out problems ({100 * mean_accuracy(records):.1f} %)"
         )
         self.session.record([row | {"step": state.step, "global_step": state.global_step} for row in records], "after")
 
@@ -312,35 +318,6 @@ class _Run:
             of_task = [row for row in records if row["task"] == last_task]
             self.console.comparison(of_task[0]["examples"], of_task[-1]["examples"])
         self.console.note(f"finished; the model is in {checkpoints(self.folder)[-1][0]}")
-
-
-def best_evaluation(records: list[dict[str, Any]]) -> tuple[int, int]:
-    """The global step with the highest accuracy (mean over tasks, the earliest of equals), and evaluations since."""
-    by_step: dict[int, list[dict[str, Any]]] = {}
-    for record in records:
-        by_step.setdefault(record["global_step"], []).append(record)
-    accuracy = {step: _accuracy(rows) for step, rows in sorted(by_step.items())}
-    best = max(accuracy, key=lambda step: (accuracy[step], -step))
-    return best, sum(step > best for step in accuracy)
-
-
-def _accuracy(records: list[dict[str, Any]]) -> float:
-    return float(sum(row["accuracy"] for row in records) / len(records))
-
-
-def differences(records: list[dict[str, Any]]) -> Iterator[str]:
-    """One line per task and stage: how accuracy changed over the stage, paired over the same problems."""
-    previous: dict[str, dict[str, Any]] = {}
-    for record in records:
-        before = previous.get(record["task"])
-        previous[record["task"]] = record
-        if before is None or record["samples"] != 1:
-            continue
-        change, low, high = bootstrap_difference([r > 0 for r in before["right"]], [r > 0 for r in record["right"]])
-        yield (
-            f"{record['task']}, stage {record['stage']}: accuracy {100 * change:+.1f} points "
-            f"[{100 * low:+.1f}, {100 * high:+.1f}], paired over {record['n']} held-out problems"
-        )
 
 
 @contextmanager

@@ -93,7 +93,6 @@ def policy_step(
     in_loss = reference is not None and method.kl_in == "loss"
     batch = _make_batch(policy, groups, advantages, method, keep_all=in_loss or method.entropy_coefficient > 0)
     metrics = Metrics()
-    loss = 0.0
     with use_attention(policy.model, NAME):
         beforehand = mini_batches > 1 or method.entropy_share < 1
         if beforehand:
@@ -108,6 +107,7 @@ def policy_step(
                 if not bool(weights.any()):
                     metrics.add("skipped/empty", 1)
                     continue
+                loss = 0.0
                 for parts in micro_batches(batch.groups, micro_batch_tokens, skip=skip):
                     rows = [row for part in parts for row in part.rows]
                     if update == 0 and in_loss:
@@ -148,10 +148,12 @@ def policy_step(
                     )
                     result.loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.weights.collect()
-                    loss += float(result.loss.detach()) / (passes * mini_batches)
+                    loss += float(result.loss.detach())
                     _measure(metrics, result, entropies)
+                metrics.add("loss", loss)
                 move(metrics, optimizer, learning_rate)
-    metrics.add("loss", loss)
+    if "loss" not in metrics.resolve():
+        metrics.add("loss", 0.0)
     return metrics
 
 
