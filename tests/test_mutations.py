@@ -350,10 +350,10 @@ FAULTS = [
         METHODS,
     ),
     Fault(
-        "differences are held without being counted on both sides",
-        "algo/policy.py",
-        "(reference - logprobs).abs() > MAX_DIFFERENCE",
-        "(reference - logprobs) > MAX_DIFFERENCE",
+        "the wrong side counts as held",
+        "algo/divergence.py",
+        "logprobs + MAX_DIFFERENCE < reference",
+        "reference + MAX_DIFFERENCE < logprobs",
         METHODS,
     ),
     Fault(

@@ -153,8 +153,14 @@ def test_k3_where_the_reference_is_half_as_likely() -> None:
 
 
 def test_k3_of_an_absurd_difference_is_held_at_a_difference_of_ten() -> None:
-    # d = 20 is taken as 10: e^10 - 10 - 1 = 22026.4658 - 11 = 22015.4658; d = -20 as -10: e^-10 + 10 - 1 = 9.0000454
-    close(k3(torch.tensor([-20.0, 0.0]), torch.tensor([0.0, -20.0])), [22015.4658, 9.0000454])
+    # d = 20 is taken as 10: e^10 - 10 - 1 = 22026.4658 - 11 = 22015.4658, without gradient. d = -20 needs no bound:
+    # e^-20 + 20 - 1 = 19.0, and 1 - e^-20 = 1.0 still pulls.
+    logprobs = torch.tensor([-20.0, 0.0], requires_grad=True)
+    estimate = k3(logprobs, torch.tensor([0.0, -20.0]))
+    close(estimate, [22015.4658, 19.0])
+    estimate.sum().backward()
+    assert logprobs.grad is not None
+    close(logprobs.grad, [0.0, 1.0])
 
 
 def test_k3_pulls_the_policy_towards_the_reference() -> None:

@@ -9,33 +9,38 @@ from torch import Tensor
 
 from peerwise.algo.presets import Divergence
 
-# exp(20) on a single token would drown the batch; beyond this the estimate stops growing.
+# Where the reference is exp(10) times as likely as the policy, k3 would drown the batch with a single token; beyond, it
+# stops growing. On the other side it grows no faster than the difference itself, and goes on pulling.
 MAX_DIFFERENCE = 10.0
 
 
 def divergence_of(kind: Divergence, logprobs: Tensor, reference: Tensor) -> Tensor:
-    """[M] of the named estimator; logprobs, reference: [M] float32. The difference is held within MAX_DIFFERENCE."""
+    """[M] of the named estimator; logprobs, reference: [M] float32."""
     return {"k1": k1, "k2": k2, "k3": k3}[kind](logprobs, reference)
 
 
 def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
     """d = policy - reference. Unbiased, of either sign. As a loss its gradient is 0 on average: for rewards only."""
-    return -_difference(logprobs, reference)
+    return logprobs - reference
 
 
 def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
     """d^2 / 2: never negative, biased, low variance; its gradient is that of the divergence at the sampled policy."""
-    return _difference(logprobs, reference).square() / 2
+    return (logprobs - reference).square() / 2
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """exp(d) - d - 1 with d = reference - policy: never negative, 0 where both agree, unbiased (DeepSeekMath eq. 4)."""
-    difference = _difference(logprobs, reference)
+    """exp(d) - d - 1 with d = reference - policy: never negative, 0 where both agree, unbiased (DeepSeekMath eq. 4).
+
+    d is held at MAX_DIFFERENCE, where it has no gradient; `held` says at how many tokens.
+    """
+    difference = (reference - logprobs).clamp(max=MAX_DIFFERENCE)
     return difference.exp() - difference - 1
 
 
-def _difference(logprobs: Tensor, reference: Tensor) -> Tensor:
-    return (reference - logprobs).clamp(-MAX_DIFFERENCE, MAX_DIFFERENCE)
+def held(kind: Divergence, logprobs: Tensor, reference: Tensor) -> int:
+    """Tokens at which the estimate was held."""
+    return int((logprobs + MAX_DIFFERENCE < reference).sum()) if kind == "k3" else 0
 
 
 def adapted(coefficient: float, kl: float, *, target: float, rate: float, low: float, high: float) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peerwise.algo import surrogate as objectives
-from peerwise.algo.divergence import MAX_DIFFERENCE, divergence_of
+from peerwise.algo.divergence import divergence_of, held
 from peerwise.algo.presets import Divergence, Ratio, Surrogate
 
 
@@ -27,7 +27,7 @@ class PolicyLoss:
     kl: float | None
     """Sum of the divergence over the tokens; None without a reference."""
     kl_clamped: int
-    """Tokens whose difference from the reference was held at its bound."""
+    """Tokens at which the divergence was held at its bound."""
     num_tokens: int
 
 
@@ -100,7 +100,7 @@ def policy_loss(
     clamped = 0
     if reference is not None:
         kl = divergence_of(divergence, logprobs, reference)
-        clamped = int(((reference - logprobs).abs() > MAX_DIFFERENCE).sum())
+        clamped = held(divergence, logprobs, reference)
         per_token = per_token + kl_coefficient * kl
     if entropies is not None:
         per_token = per_token - entropy_coefficient * entropies

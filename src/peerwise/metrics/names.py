@@ -167,15 +167,15 @@ _TABLE = (
         "kl/mean",
         "nats/token",
         "sum of the estimate over completion tokens / completion tokens; with d = logprob of the policy - logprob of "
-        "the reference, held within -10 to 10: d for k1, d^2 / 2 for k2, exp(-d) + d - 1 for k3",
+        "the reference: d for k1, d^2 / 2 for k2, exp(-d) + d - 1 for k3 (d not below -10)",
         "Distance to the frozen reference; present only when its coefficient is above 0.",
         "mean",
     ),
     Metric(
         "kl/clamped",
         "share",
-        "completion tokens with abs(d) > 10 / completion tokens",
-        "Tokens so far from the reference that the estimate was held.",
+        "completion tokens with d < -10 / completion tokens; for k3, 0 for the others",
+        "Tokens that the reference finds so much likelier that the estimate was held.",
         "mean",
     ),
     Metric(
