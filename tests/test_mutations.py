@@ -111,15 +111,15 @@ FAULTS = [
     Fault(
         "single tokens are not centred",
         "algo/advantage.py",
-        "exact - exact.mean() if centre and len(exact) else exact",
-        "exact",
+        "0.0, exact - exact.mean()",
+        "0.0, exact",
         METHODS,
     ),
     Fault(
         "single tokens are always divided by their distance from the mean",
         "algo/advantage.py",
-        "centred.square().mean().sqrt() if not centre else exact.std(correction=0)",
-        "exact.std(correction=0)",
+        "_divided(exact, exact.square().mean().sqrt())",
+        "_divided(exact, exact.std(correction=0))",
         METHODS,
     ),
     # Named methods
@@ -331,15 +331,15 @@ FAULTS = [
     Fault(
         "k1 is turned round",
         "algo/divergence.py",
-        "return -_difference(logprobs, reference)",
-        "return _difference(logprobs, reference)",
+        "    return logprobs - reference\n",
+        "    return reference - logprobs\n",
         METHODS,
     ),
     Fault(
         "k2 is not halved",
         "algo/divergence.py",
-        "_difference(logprobs, reference).square() / 2",
-        "_difference(logprobs, reference).square()",
+        "(logprobs - reference).square() / 2",
+        "(logprobs - reference).square()",
         METHODS,
     ),
     Fault(

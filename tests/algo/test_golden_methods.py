@@ -366,11 +366,11 @@ def test_only_k3_needs_a_bound(kind: Any, expected: list[float], slopes: list[fl
 
 
 def test_tokens_at_which_k3_is_held_are_counted() -> None:
-    # Policy at -1: references 11 below, 12 above, exactly 10 above and equal. Only the second is beyond 10.
-    reference = torch.tensor([-12.0, 11.0, 9.0, -1.0])
-    result, _ = loss_of([1.0] * 4, [0.0] * 4, reference=reference, kl_coefficient=1.0)
-    assert result.kl_clamped == 1
-    assert loss_of([1.0] * 4, [0.0] * 4, reference=reference, kl_coefficient=1.0, divergence="k2")[0].kl_clamped == 0
+    # Policy at -1: references 11 below, 12 and 13 above, exactly 10 above and equal. Two are more than 10 above.
+    reference = torch.tensor([-12.0, 11.0, 12.0, 9.0, -1.0])
+    result, _ = loss_of([1.0] * 5, [0.0] * 5, reference=reference, kl_coefficient=1.0)
+    assert result.kl_clamped == 2
+    assert loss_of([1.0] * 5, [0.0] * 5, reference=reference, kl_coefficient=1.0, divergence="k2")[0].kl_clamped == 0
     assert loss_of([1.0], [0.0])[0].kl_clamped == 0
 
 
