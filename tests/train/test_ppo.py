@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_runs import assert_same_run, go_on, killed_at, rows, start
 
+from peerwise.errors import CheckpointError
 from peerwise.metrics.value import Metrics
 from peerwise.metrics.write import RunFiles
 from peerwise.models.forward import PackedGroup
@@ -118,3 +119,22 @@ def test_a_killed_run_goes_on_with_the_same_critic(
     assert all({"value/loss", "value/explained", "kl/mean", "kl/coefficient"} <= row.keys() for row in steps)
     assert steps[0]["value/mean"] == 0.0
     assert steps[-1]["value/mean"] != 0.0
+
+
+@pytest.mark.parametrize(("trunk", "preset"), [("shared", "ppo"), ("own", "grpo")])
+def test_a_checkpoint_of_another_method_is_refused(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trunk: str, preset: str
+) -> None:
+    with killed_at(RunFiles, "metrics", 6, after=False, monkeypatch=monkeypatch):
+        start(files, tmp_path / "run", "full", *PPO)
+    recipe = tmp_path / "run" / "recipe.toml"
+    text = (
+        recipe.read_text()
+        .replace('preset = "ppo"', f'preset = "{preset}"')
+        .replace('trunk = "own"', f'trunk = "{trunk}"')
+    )
+    if preset != "ppo":
+        text = text.replace("[stage.grpo.critic]\nlearning_rate = 0.01\n", "")
+    recipe.write_text(text)
+    with pytest.raises(CheckpointError, match="of another method"):
+        go_on(tmp_path / "run")

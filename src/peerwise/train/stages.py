@@ -11,7 +11,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -125,7 +125,13 @@ class _Run:
         method = METHODS[stage.method](self.session, name, stage, optimizer)
         start = 0
         if latest is not None:
-            method.load_tensors(restore(latest[0], self.session.policy, self.weights, optimizer))
+            tensors = restore(latest[0], self.session.policy, self.weights, optimizer)
+            if _weights_among(tensors) != _weights_among(method.tensors()):
+                raise CheckpointError(
+                    f"the checkpoint {latest[0]} is of another method: what it keeps beside the policy is not what "
+                    f"stage {name!r} trains; resume with the recipe that the run was started with"
+                )
+            method.load_tensors(tensors)
             start, method.position = latest[1].step, latest[1].position
             method.carry(latest[1].carried)
         earlier = self._evaluations(name) if self.recipe.evaluation.patience else []
@@ -318,6 +324,11 @@ class _Run:
             of_task = [row for row in records if row["task"] == last_task]
             self.console.comparison(of_task[0]["examples"], of_task[-1]["examples"])
         self.console.note(f"finished; the model is in {checkpoints(self.folder)[-1][0]}")
+
+
+def _weights_among(tensors: Iterable[str]) -> set[str]:
+    """The names of what a method trains beside the policy; a fresh optimizer has no moments yet."""
+    return {name for name in tensors if not name.startswith("optimizer/")}
 
 
 @contextmanager
