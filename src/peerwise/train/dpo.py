@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
@@ -14,6 +14,7 @@ from peerwise.metrics.value import Metrics
 from peerwise.models.lora import Reference
 from peerwise.recipe.schema import Stage
 from peerwise.records import Group
+from peerwise.train.learner import Learner
 from peerwise.train.optimizer import Optimizer
 from peerwise.train.sampling import Sampling
 from peerwise.train.schedule import stage_rate, stage_temperature
@@ -21,8 +22,10 @@ from peerwise.train.session import Session
 from peerwise.train.step import move, sequence_logprobs, weighted_likelihood
 
 
-class Dpo:
+class Dpo(Learner):
     """One stage of DPO; every step samples groups as GRPO does."""
+
+    sampling: Sampling
 
     def __init__(self, session: Session, name: str, stage: Stage, optimizer: Optimizer) -> None:
         self.session, self.stage, self.optimizer = session, stage, optimizer
@@ -30,29 +33,6 @@ class Dpo:
         self.reference = Reference(session.policy.model)
         self.groups: list[Group] = []
         self.advantages = torch.zeros(0)
-
-    @property
-    def position(self) -> int:
-        """Problems taken from the stage's stream."""
-        return self.sampling.position
-
-    @position.setter
-    def position(self, position: int) -> None:
-        self.sampling.position = position
-
-    def carried(self) -> dict[str, float]:
-        """Nothing but the position goes from one step to the next."""
-        return {}
-
-    def carry(self, values: Mapping[str, float]) -> None:
-        """Nothing to go on from."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing is trained beside the policy."""
-        return {}
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Nothing to go on from."""
 
     def step(self, step: int) -> Metrics:
         """Batch `step` of the stage: rollout -> score -> pairs -> update. `advantages`: +1, -1, or 0 (in no pair)."""

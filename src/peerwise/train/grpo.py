@@ -18,6 +18,7 @@ from peerwise.recipe.method import method_of
 from peerwise.recipe.schema import Stage
 from peerwise.records import Completion, Group
 from peerwise.train.critic import Critic
+from peerwise.train.learner import Learner
 from peerwise.train.optimizer import Optimizer
 from peerwise.train.sampling import Sampling
 from peerwise.train.schedule import stage_rate, stage_temperature
@@ -25,8 +26,10 @@ from peerwise.train.session import Session
 from peerwise.train.step import policy_step, sequence_logprobs
 
 
-class Grpo:
+class Grpo(Learner):
     """One stage of GRPO, or of any other policy-gradient method: the algorithm's settings say which."""
+
+    sampling: Sampling
 
     def __init__(self, session: Session, name: str, stage: Stage, optimizer: Optimizer) -> None:
         self.session, self.stage, self.optimizer = session, stage, optimizer
@@ -40,15 +43,6 @@ class Grpo:
         self.critic = Critic(session.policy, stage) if self.method.baseline == "critic" else None
         self.groups: list[Group] = []
         self.advantages = torch.zeros(0)
-
-    @property
-    def position(self) -> int:
-        """Problems taken from the stage's stream."""
-        return self.sampling.position
-
-    @position.setter
-    def position(self, position: int) -> None:
-        self.sampling.position = position
 
     def carried(self) -> dict[str, float]:
         """What the next step needs to know of the last one, besides weights and position."""

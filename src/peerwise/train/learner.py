@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
 
 from torch import Tensor
 
 from peerwise.metrics.value import Metrics
 from peerwise.recipe.schema import Stage
 from peerwise.records import Group
+from peerwise.train.sampling import Sampling
 
 
-class Learner(Protocol):
-    """One stage of learning. The run hands it steps in order, and keeps between processes what `carried` says."""
+class Learner(ABC):
+    """One stage of learning. The run hands it steps in order, and keeps between processes what it says here."""
 
     stage: Stage
-    position: int
-    """Problems taken from the stage's stream."""
+    sampling: Sampling | None
+    """Where its groups come from; None where nothing is sampled."""
     groups: list[Group]
     """What the last step sampled; empty where nothing is sampled."""
     advantages: Tensor
     """[P, G] how each of these answers counted."""
 
+    @abstractmethod
     def step(self, step: int) -> Metrics:
         """Step `step` of the stage, from 0: one batch, one or more optimizer updates."""
-        ...
+
+    @abstractmethod
+    def save_batch(self, name: str) -> None:
+        """Keep the last batch for going through it by hand."""
+
+    @property
+    def position(self) -> int:
+        """Problems taken from the stage's stream."""
+        assert self.sampling is not None
+        return self.sampling.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        assert self.sampling is not None
+        self.sampling.position = position
 
     def carried(self) -> dict[str, float]:
         """What the next step needs to know of the last one, besides weights and position."""
-        ...
+        return {}
 
-    def carry(self, values: Mapping[str, float]) -> None:
+    def carry(self, values: Mapping[str, float]) -> None:  # noqa: B027  most methods carry nothing
         """Go on from `carried` of a checkpoint."""
-        ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the method trains beside the policy, moments included; empty for most."""
-        ...
+        """What the method trains beside the policy: weights, and moments under names that begin with "optimizer/"."""
+        return {}
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from `tensors` of a checkpoint.
-
-        Raises:
-            KeyError: they are of another method.
-        """
-        ...
-
-    def save_batch(self, name: str) -> None:
-        """Keep the last batch for going through it by hand."""
-        ...
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:  # noqa: B027  most methods train nothing else
+        """Go on from `tensors` of a checkpoint."""

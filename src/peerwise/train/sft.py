@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 
 import torch
-from torch import Tensor
 
 from peerwise.errors import DataError
 from peerwise.metrics.value import Metrics
 from peerwise.recipe.schema import Stage
 from peerwise.records import Group, Problem
 from peerwise.tasks.order import Order
+from peerwise.train.learner import Learner
 from peerwise.train.optimizer import Optimizer
 from peerwise.train.sampling import Sampling
 from peerwise.train.schedule import stage_rate
@@ -21,7 +20,7 @@ from peerwise.train.session import Session
 from peerwise.train.step import imitation_step
 
 
-class Sft:
+class Sft(Learner):
     """One stage of imitation.
 
     Raises:
@@ -49,20 +48,6 @@ class Sft:
             self._position = position
         else:
             self.sampling.position = position
-
-    def carried(self) -> dict[str, float]:
-        """Nothing but the position goes from one step to the next."""
-        return {}
-
-    def carry(self, values: Mapping[str, float]) -> None:
-        """Nothing to go on from."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing is trained beside the policy."""
-        return {}
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Nothing to go on from."""
 
     def step(self, step: int) -> Metrics:
         """Optimizer step `step` of the stage, on the next examples of the stream."""
