@@ -9,7 +9,7 @@ docs/algorithms.md, and a golden case worked by hand in tests/algo. Everything e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Baseline = Literal["group", "leave_one_out", "batch", "none", "critic"]
 Scale = Literal["group", "batch", "none"]
@@ -59,6 +59,12 @@ class Method:
     """Bonus for entropy."""
     entropy_share: float = 1.0
     """Share of the tokens of all answers that are computed, those of highest entropy, whose objective counts."""
+
+    @property
+    def objective(self) -> dict[str, Any]:
+        """The axes that say what a ratio is worth, as `policy.policy_loss` takes them."""
+        names = ("clip_low", "clip_high", "ratio", "surrogate", "dual_clip", "gate_positive", "gate_negative")
+        return {name: getattr(self, name) for name in names}
 
 
 PRESETS: dict[str, Method] = {
