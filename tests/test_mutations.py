@@ -27,9 +27,13 @@ LOGPROBS = "tests/algo/test_golden_logprobs.py"
 OPTIMIZER = "tests/train/test_optimizer.py::"
 STEP = "tests/train/test_step.py::"
 STAGE = "tests/train/test_grpo_stage.py::"
+TABLE = "tests/rewards/test_grading_table.py"
 OPTIONS = "tests/train/test_step_options.py::"
 LEAN = "tests/models/test_lean.py::test_the_lean_decoder_gives_the_hidden_states_of_the_modules[mistral]"
 ENDINGS = "tests/rollout/test_native_endings.py::"
+REPLAY = "tests/train/test_replay.py::"
+CURRICULUM = "tests/train/test_curriculum.py::"
+PAIRS = "tests/train/test_dpo_pairs.py::"
 
 ACCUMULATION = STEP + "test_one_answer_at_a_time_and_all_at_once_move_the_weights_alike"
 BOTH_UPDATES = STEP + "test_both_updates_follow_the_naive_loss_against_the_policy_that_sampled"
@@ -51,32 +55,54 @@ class Fault:
 
 
 FAULTS = [
+    # Grading
+    Fault(
+        "a set counts a member twice",
+        "rewards/equal.py",
+        'if form.kind != "{}" else _distinct(form.parts, same)',
+        'if form.kind != "" else _distinct(form.parts, same)',
+        TABLE,
+    ),
+    Fault(
+        "units are not compared",
+        "rewards/units.py",
+        "    if not one or not other or one == other:\n        return True\n    if other in",
+        "    return True\n    if other in",
+        TABLE,
+    ),
+    Fault(
+        "an earlier answer is credited when the last box is cut off",
+        "rewards/boxes.py",
+        "        if box == CUT_OFF:\n            return CUT_OFF\n",
+        "        if box == CUT_OFF:\n            break\n",
+        TABLE,
+    ),
     # Advantages
     Fault(
         "the group's mean is not subtracted",
         "algo/advantage.py",
-        "centred = exact - among.mean(-1, keepdim=True)",
-        "centred = exact.clone()",
+        "EQUAL_REWARDS * size, 0.0, values - mean)",
+        "EQUAL_REWARDS * size, 0.0, values)",
         GOLDEN,
     ),
     Fault(
         "the mean is taken over the batch",
         "algo/advantage.py",
-        "centred = exact - among.mean(-1, keepdim=True)",
-        "centred = exact - exact.mean()",
+        "_centred(exact, among, of_among)",
+        "_centred(exact, exact.flatten(), taken.flatten())",
         GOLDEN,
     ),
     Fault(
         "rewards that are equal but for float noise get an advantage",
         "algo/advantage.py",
-        "torch.where(spread <= EQUAL_REWARDS * size, 0.0, centred)",
-        "centred",
+        "torch.where(highest - lowest <= EQUAL_REWARDS * size, 0.0, values - mean)",
+        "values - mean",
         GOLDEN,
     ),
     Fault(
         "the deviation is estimated as of a sample",
         "algo/advantage.py",
-        "centred.square().mean(-1, keepdim=True).sqrt()",
+        "_root_mean_square(centred, taken.sum(-1, keepdim=True))",
         "exact.std(-1, keepdim=True)",
         GOLDEN,
     ),
@@ -90,7 +116,7 @@ FAULTS = [
     Fault(
         "an answer left out of its own baseline is not",
         "algo/advantage.py",
-        "centred * (among.shape[-1] / (among.shape[-1] - 1))",
+        "centred * (number / (number - 1).clamp(min=1))",
         "centred",
         METHODS,
     ),
@@ -104,21 +130,21 @@ FAULTS = [
     Fault(
         "the batch's deviation is each group's own",
         "algo/advantage.py",
-        "_divided(centred, centred.square().mean().sqrt())",
-        "_divided(centred, centred.square().mean(-1, keepdim=True).sqrt())",
+        "_root_mean_square(centred.flatten(), taken.sum())",
+        "_root_mean_square(centred, torch.tensor(centred.shape[-1]))",
         METHODS,
     ),
     Fault(
         "single tokens are not centred",
         "algo/advantage.py",
-        "0.0, exact - exact.mean()",
-        "0.0, exact",
+        "_centred(exact, exact, taken) if centre else exact",
+        "exact",
         METHODS,
     ),
     Fault(
         "single tokens are always divided by their distance from the mean",
         "algo/advantage.py",
-        "_divided(exact, exact.square().mean().sqrt())",
+        "_divided(exact, _root_mean_square(exact, taken.sum()))",
         "_divided(exact, exact.std(correction=0))",
         METHODS,
     ),
@@ -490,7 +516,7 @@ FAULTS = [
         "a micro-batch's gradient replaces the one before",
         "train/step.py",
         "result.loss.backward()",
-        "optimizer.zero_grad()\n                    result.loss.backward()",
+        "self.optimizer.zero_grad()\n            result.loss.backward()",
         ACCUMULATION,
     ),
     Fault(
@@ -503,15 +529,15 @@ FAULTS = [
     Fault(
         "the step takes its ratio against the reference",
         "train/step.py",
-        "                        old,\n",
-        "                        batch.of(rows, batch.reference or batch.old),\n",
+        "            old,\n",
+        "            batch.of(rows, batch.reference or batch.old),\n",
         BOTH_UPDATES,
     ),
     Fault(
         "the ratio is against the last update, so that nothing is ever clipped",
         "train/step.py",
-        "                        old,\n",
-        "                        logprobs.detach(),\n",
+        "            old,\n",
+        "            logprobs.detach(),\n",
         BOTH_UPDATES,
     ),
     Fault(
@@ -552,8 +578,8 @@ FAULTS = [
     Fault(
         "the correction is against the policy of now",
         "train/step.py",
-        "mismatch_weights(old, sampled",
-        "mismatch_weights(logprobs.detach(), sampled",
+        "correction=self._correction(rows, old, first=first)",
+        "correction=self._correction(rows, logprobs.detach(), first=first)",
         OPTIONS + "test_the_correction_weighs_each_token_by_the_mismatch_before_the_update",
     ),
     Fault(
@@ -566,8 +592,8 @@ FAULTS = [
     Fault(
         "tokens of low entropy are followed",
         "train/step.py",
-        "batch.of(rows, batch.entropies) >= threshold",
-        "batch.of(rows, batch.entropies) <= threshold",
+        "batch.of(rows, batch.entropies) >= self.threshold",
+        "batch.of(rows, batch.entropies) <= self.threshold",
         "tests/train/test_entropy_share.py",
     ),
     # The divergence in the reward
@@ -581,8 +607,8 @@ FAULTS = [
     Fault(
         "a token answers for the divergence before it",
         "train/grpo.py",
-        "kl.flip(0).cumsum(0).flip(0)",
-        "kl.cumsum(0)",
+        "cost.flip(0).cumsum(0).flip(0)",
+        "cost.cumsum(0)",
         STAGE + "test_compared_with_the_batch_each_token_answers_for_the_divergence_from_its_place_on",
     ),
     # The reference
@@ -623,12 +649,152 @@ FAULTS = [
         "AttentionRule(attention.scaling, None, None)",
         LEAN,
     ),
+    # Programs
+    Fault(
+        "the program's own comparison decides a test",
+        "sandbox/inside/wire.py",
+        'isinstance(other, Remote) and self._peer.call("eq", self, other) is True',
+        'self._peer.call("eq", self, other) is True',
+        "tests/sandbox/test_program_runs.py::"
+        "test_an_object_that_claims_to_equal_everything_equals_no_value_of_the_tests",
+    ),
+    Fault(
+        "tests that were not reached have passed",
+        "sandbox/programs.py",
+        "passed += [False] *",
+        "passed += [True] *",
+        "tests/sandbox/test_program_runs.py::test_an_endless_program_keeps_the_tests_it_passed_before_the_deadline",
+    ),
     Fault(
         "a branch sees beyond its answer",
         "rollout/native/attention.py",
         "own <= self.lengths[:, None]",
         "own <= self.lengths[:, None] + 1",
         "tests/rollout/test_native.py::test_sampled_answers_of_uneven_length_have_the_trainers_logprobs[llama]",
+    ),
+    # Groups used again
+    Fault(
+        "groups that teach nothing are kept",
+        "train/replay.py",
+        "for group in groups if group.informative]",
+        "for group in groups]",
+        REPLAY + "test_only_groups_with_right_and_wrong_answers_are_kept",
+    ),
+    Fault(
+        "a group is forgotten a step early",
+        "train/replay.py",
+        "if step - kept.step <= self.steps]",
+        "if step - kept.step < self.steps]",
+        REPLAY + "test_a_group_is_used_up_to_its_last_step_and_then_forgotten",
+    ),
+    Fault(
+        "an old group is compared with the policy of now",
+        "train/step.py",
+        "batch.old = {row: batch.sampled[row] for row in range(batch.first_stale, len(lengths))}",
+        "batch.old = {}",
+        REPLAY + "test_old_groups_are_compared_with_what_their_sampler_said_and_fresh_ones_with_the_first_pass",
+    ),
+    Fault(
+        "the mismatch is over old groups too",
+        "train/step.py",
+        "old[:fresh], sampled[:fresh], outside)",
+        "old, sampled, outside)",
+        REPLAY + "test_the_mismatch_is_that_of_fresh_groups_alone",
+    ),
+    Fault(
+        "a resumed run has forgotten the groups it kept",
+        "train/grpo.py",
+        '"replay": self.replay.state()}',
+        '"replay": []}',
+        REPLAY + "test_a_run_that_uses_groups_again_is_resumed_to_the_same_end",
+    ),
+    # Which problems are met
+    Fault(
+        "a level is cut at the last problem of the share",
+        "train/curriculum.py",
+        "_difficulty(problem, self.column) <= self._hardest(step)",
+        "_difficulty(problem, self.column) < self._hardest(step)",
+        CURRICULUM + "test_a_level_is_never_cut_in_two",
+    ),
+    Fault(
+        "problems that are always right are met like those that are sometimes right",
+        "train/curriculum.py",
+        "4 * rate * (1 - rate)",
+        "4 * rate * max(rate, 1 - rate)",
+        CURRICULUM + "test_a_problem_is_met_with_four_times_the_variance_of_its_reward_and_at_least_the_floor",
+    ),
+    Fault(
+        "a resumed run has forgotten the pass rates",
+        "train/sampling.py",
+        '{"curriculum": self.curriculum.state()}',
+        '{"curriculum": {}}',
+        CURRICULUM + "test_a_run_by_pass_rate_is_resumed_to_the_same_end",
+    ),
+    # Pairs of a file
+    Fault(
+        "the worse answer of a pair is taken for the better one",
+        "train/dpo.py",
+        "for text in (pair.chosen, pair.rejected))",
+        "for text in (pair.rejected, pair.chosen))",
+        PAIRS + "test_every_step_follows_the_loss_written_out_over_padded_rows",
+    ),
+    Fault(
+        "the same pairs are read at every step",
+        "train/dpo.py",
+        "        self.position += size\n",
+        "",
+        PAIRS + "test_every_pair_is_met_once_in_an_epoch_and_the_next_is_in_another_order",
+    ),
+    # Rewards
+    Fault(
+        "a batch of values that is too short is repeated",
+        "rewards/custom.py",
+        'return [Failed("wrong length", detail)] * count',
+        "return (list(value) * count + [0.0] * count)[:count]",
+        "tests/rewards/test_custom_rewards.py",
+    ),
+    Fault(
+        "no share of failures is too many",
+        "rewards/failures.py",
+        "count > self._most * samples",
+        "count > samples",
+        "tests/rewards/test_custom_rewards.py::test_too_many_failures_end_the_run_with_reward_problem_and_cause",
+    ),
+    Fault(
+        "the cosine is turned round",
+        "rewards/parts.py",
+        "COSINE_RIGHT if judged.correct else COSINE_WRONG",
+        "COSINE_WRONG if judged.correct else COSINE_RIGHT",
+        "tests/rewards/test_parts.py",
+    ),
+    Fault(
+        "weights jump instead of moving on a line",
+        "rewards/rubric.py",
+        "np.interp(step, [start for start, _ in points], [value for _, value in points])",
+        "([points[0][1]] + [value for start, value in points if start <= step])[-1]",
+        "tests/rewards/test_rubric.py",
+    ),
+    # Data
+    Fault(
+        "questions whose golds differ are taken for duplicates",
+        "tasks/splits.py",
+        "return all(same(golds[0], gold) for gold in golds[1:])",
+        "return True",
+        "tests/tasks/test_splits.py",
+    ),
+    Fault(
+        "a run of words in every question counts as a leak",
+        "tasks/inspect.py",
+        "if often[g] <= COMMON",
+        "if often[g] <= 10 * COMMON",
+        "tests/tasks/test_inspect.py",
+    ),
+    Fault(
+        "bytes that are not in the encoding pass for text",
+        "tasks/formats.py",
+        "bad = None if line.isascii() else _ESCAPED.search(line)",
+        "bad = None",
+        "tests/tasks/test_files.py::test_a_few_rows_that_cannot_be_read_are_left_out_with_their_lines",
     ),
 ]
 

@@ -45,7 +45,7 @@ class Problem:
     solution: str | None = None
     """A worked solution in the form the prompt asks for, for SFT; None when the data has none."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """What the source row also had (level, subject, line number): for reports, never for training."""
+    """What the source row also had (level, subject, line): for reports and curricula, never shown to the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,9 @@ class Score:
     """The named parts before weighting; None means the part does not apply to this sample."""
     extracted: str | None = None
     """The final answer as it was read; None when none could be read."""
+    failed: str | None = None
+    """Why the reward could not be computed, in a few words that can be counted ("timed out"); None when it was. The
+    total of a failed score is 0 and means nothing: baseline, loss and means leave the sample out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,5 +105,5 @@ class Group:
 
     @property
     def informative(self) -> bool:
-        """True when the group has right and wrong answers, so that there is something to follow."""
-        return len({score.correct for score in self.scores}) > 1
+        """True when the group has right and wrong answers with a reward, so that there is something to follow."""
+        return len({score.correct for score in self.scores if score.failed is None}) > 1

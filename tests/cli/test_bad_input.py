@@ -138,7 +138,7 @@ def test_a_wrong_request_gets_one_message_and_writes_nothing(here, capsys, words
                     for i in range(12)
                 )
             ).encode(),
-            ["gold answer of 8 of 8 problems cannot be read", "because on the one hand"],
+            ["8 of 12 rows cannot be used", "because on the one hand"],
             id="golds that are prose",
         ),
         pytest.param(

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from peerwise.errors import DataError
-from peerwise.evaluate.run import EXAMPLES, answer, readable, summarise
+from peerwise.evaluate.run import EXAMPLES, answer, summarise
+from peerwise.evaluate.task import checked, try_reward
+from peerwise.recipe.schema import Task
 from peerwise.records import Completion, Finish, Group, Message, Problem
 from peerwise.rewards.rubric import build
 from peerwise.rollout.base import Progress, Request, SamplingParams, sample_key
@@ -205,7 +209,32 @@ def test_equal_answers_vote_together_however_they_are_written() -> None:
 def test_problems_whose_gold_cannot_be_read_are_counted_and_many_of_them_are_refused() -> None:
     prose = "the answer follows from a long argument that nobody could ever compare with anything at all"
     few = ProblemSet(problems=tuple(problem(i, prose if i == 0 else "42") for i in range(40)))
-    assert readable("toy", few).dropped == {"gold answer that cannot be read": 1}
+    assert checked("toy", few, Task(), solutions=True).dropped == {"unverifiable": 1}
     many = ProblemSet(problems=tuple(problem(i, prose if i < 3 else "42") for i in range(40)))
-    with pytest.raises(DataError, match=r"3 of 40 problems cannot be read, for example toy/0"):
-        readable("toy", many)
+    with pytest.raises(DataError, match=r"task 'toy': 3 of 40 rows cannot be used, more than 5%: 3 unverifiable"):
+        checked("toy", many, Task(), solutions=True)
+    assert checked("toy", many, Task(max_faulty=0.1), solutions=True).dropped == {"unverifiable": 3}
+    assert not checked("toy", many, Task(reward="own.py:judge"), solutions=True).dropped
+
+
+def test_a_solution_that_comes_to_another_answer_is_left_out_of_training_only() -> None:
+    problems = [replace(problem(i, "42"), solution="6 * 7 = 42\n\\boxed{42}") for i in range(40)]
+    problems[3] = replace(problems[3], solution="6 * 7 = 41\n\\boxed{41}")
+    found = ProblemSet(problems=tuple(problems))
+    assert checked("toy", found, Task(), solutions=True).dropped == {"disagreeing": 1}
+    assert not checked("toy", found, Task(), solutions=False).dropped
+
+
+def test_a_reward_that_does_not_know_a_right_answer_is_refused_and_ones_own_is_warned_of(tmp_path: Path) -> None:
+    golds = [problem(i, "42") for i in range(3)]
+    said: list[str] = []
+    try_reward("toy", golds, Task(), longest=8, warn=said.append)
+    # The template states the answer in words, and only a box would be read as one.
+    bad = [replace(problem(0, "42"), answer="")]
+    with pytest.raises(DataError, match="task 'toy': reward correctness does not know a right answer on 1 of 1"):
+        try_reward("toy", bad, Task(), longest=8, warn=said.append)
+    assert not said
+    own = tmp_path / "never.py"
+    own.write_text("def never(problem, completion):\n    return 0.0\n")
+    try_reward("toy", golds, Task(reward=f"{own}:never"), longest=8, warn=said.append)
+    assert len(said) == 1 and "an empty completion is paid 0, the gold answer 0" in said[0]

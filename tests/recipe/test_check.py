@@ -2,6 +2,7 @@
 room knows are the names the other rooms have."""
 
 import importlib
+import re
 from dataclasses import fields, replace
 from typing import get_args
 
@@ -391,3 +392,139 @@ def test_task_names_are_those_of_the_task_table():
 
 def test_template_names_are_those_of_the_template_table():
     assert set(checks.TEMPLATES) == set(table_of("peerwise.tasks.prompts", "TEMPLATES"))
+
+
+# Groups that are used again
+
+
+@pytest.mark.parametrize("words", [RATIO_NONE, "--algorithm.preset rloo --model.lora-rank 8"])
+def test_groups_of_earlier_steps_without_a_ratio_are_refused(words):
+    (line,) = violations(QUIET, *words.split(), "--algorithm.replay-groups", "1")
+    assert line == (
+        "algorithm.replay_groups: groups of earlier steps need a ratio to the policy that sampled them, and ratio is "
+        "'none'; set ratio to 'token' or replay_groups to 0"
+    )
+
+
+def test_how_long_groups_are_kept_is_moot_where_none_are():
+    said = warnings(QUIET, "--algorithm.replay-steps", "3")
+    assert said == ["algorithm.replay_steps: has no effect while replay_groups is 0"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--algorithm.replay-groups 4",
+        "--algorithm.replay-groups 4 --algorithm.replay-steps 1",
+        "--algorithm.replay-groups 4 --algorithm.updates-per-batch 2 --algorithm.mini-batches 8",
+        "--algorithm.replay-groups 0",
+        f"{RATIO_NONE} --algorithm.replay-groups 0",
+    ],
+)
+def test_groups_with_a_ratio_may_be_used_again(words):
+    assert warnings(QUIET, *words.split()) == []
+
+
+# A curriculum
+
+
+@pytest.mark.parametrize("setting", ["start 0.5", "until 0.9", "easy high", "floor 0.2"])
+def test_a_setting_of_a_curriculum_that_is_not_there_is_refused(setting):
+    name, value = setting.split()
+    (line,) = violations(QUIET, f"--curriculum.{name}", value)
+    assert line == f"curriculum.{name}: has no effect without curriculum.by; name a column or 'measured'"
+
+
+def test_every_setting_of_a_curriculum_that_is_not_there_is_named_where_it_stands():
+    text = QUIET + "[curriculum]\nstart = 0.5\n[stage.g]\nmethod = 'grpo'\n[stage.g.curriculum]\nfloor = 0.2"
+    assert [line.split(":")[0] for line in violations(text)] == ["curriculum.start", "stage.g.curriculum.floor"]
+
+
+@pytest.mark.parametrize(
+    ("by", "setting"),
+    [("measured", "start 0.5"), ("measured", "until 0.9"), ("measured", "easy high"), ("level", "floor 0.2")],
+)
+def test_a_setting_that_this_curriculum_does_not_use_is_warned_of(by, setting):
+    name, value = setting.split()
+    said = warnings(QUIET, "--curriculum.by", by, f"--curriculum.{name}", value)
+    assert said == [f"curriculum.{name}: curriculum.by = {by!r} does not use it"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--curriculum.by measured",
+        "--curriculum.by measured --curriculum.floor 1",
+        "--curriculum.by level --curriculum.start 1 --curriculum.until 1 --curriculum.easy high",
+    ],
+)
+def test_a_curriculum_with_its_own_settings_is_accepted_without_a_word(words):
+    assert warnings(QUIET, *words.split()) == []
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "[stage.s]\nmethod = 'sft'\n",
+        "[stage.s]\nmethod = 'dpo'\n[stage.s.dpo]\npairs = 'x.jsonl'\n",
+    ],
+)
+def test_a_curriculum_of_a_stage_that_samples_nothing_is_warned_of_and_one_it_inherits_is_not(stage):
+    own = "[stage.s.curriculum]\nby = 'level'\n"
+    assert warnings(QUIET + stage + own) == ["stage.s.curriculum: only stages that sample answers use it"]
+    assert warnings(QUIET + stage, "--curriculum.by", "level") == []
+
+
+@pytest.mark.parametrize("stage", ["method = 'dpo'", "method = 'sft'\nsft.source = 'own'"])
+def test_every_stage_that_samples_may_have_a_curriculum(stage):
+    assert warnings(f"{QUIET}[stage.s]\n{stage}\n[stage.s.curriculum]\nby = 'level'") == []
+
+
+# Pairs of a file
+
+
+PAIRS = QUIET + "[stage.d]\nmethod = 'dpo'\n[stage.d.dpo]\npairs = 'x.jsonl'\n"
+
+
+def test_epochs_of_pairs_are_refused():
+    expected = "stage.d.epochs: epochs count the task's problems, and pairs come from a file; set steps"
+    assert violations(PAIRS, "--stage.d.epochs", "2") == [expected]
+    assert warnings(PAIRS, "--stage.d.steps", "2") == []
+
+
+def test_epochs_of_pairs_that_are_sampled_are_accepted_and_so_are_those_of_stages_that_read_no_pairs():
+    assert warnings(QUIET + "[stage.d]\nmethod = 'dpo'\nepochs = 2\n") == []
+    assert warnings(QUIET + "[dpo]\npairs = 'x.jsonl'\n[stage.g]\nmethod = 'grpo'\nepochs = 2\n") == []
+
+
+def test_a_stage_on_pairs_is_not_judged_by_the_rules_of_group_sampling():
+    words = ["--rollout.group-size", "1", "--rollout.temperature", "0", "--rollout.top-k", "5"]
+    assert warnings(PAIRS, *words) == []
+    assert len(violations(QUIET + "[stage.d]\nmethod = 'dpo'\n", *words)) == 3
+
+
+def test_a_stage_on_pairs_needs_no_worked_solutions():
+    assert warnings(PAIRS, "--task.name", "reasoning-gym", "--task.params", "dataset=chain_sum") == []
+
+
+# Programs
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--task.name mbpp --task.template code", "task.reward: mbpp asks for programs; set reward = 'programs'"),
+        ("--task.name humaneval --task.reward programs", "task.template: humaneval asks for programs"),
+        ("--task.reward programs", "task.reward: arithmetic has no tests to run programs with"),
+        ("--task.name programs --task.reward programs --task.template code", "task.path: programs needs one"),
+    ],
+)
+def test_programs_need_a_task_that_has_tests_and_a_reward_that_runs_them(words, said):
+    with pytest.raises(RecipeError, match=re.escape(said)):
+        check(loads("", words.split()))
+
+
+def test_programs_with_their_reward_or_ones_own_are_accepted():
+    words = ["--task.name", "mbpp", "--task.template", "code-zh", "--task.params", "shown_tests=2", "--task.reward"]
+    for reward in ("programs", "mine.py:judge"):
+        assert not any("task." in line for line in check(loads("", [*words, reward])))

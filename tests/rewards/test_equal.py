@@ -2,6 +2,8 @@
 
 import json
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerwise.rewards import equal as module
-from peerwise.rewards.equal import equal, readable
+from peerwise.rewards import asking
+from peerwise.rewards.equal import compare, equal, readable
 from peerwise.rewards.math import judge
+from peerwise.sandbox.pool import WorkerFailed
 
 CASES = Path(__file__).parents[2] / ".." / "shared" / "cases" / "verify.jsonl"
 AGREEMENT_FLOOR = 189
@@ -23,7 +26,7 @@ def no_worker(monkeypatch):
     def refuse():
         raise AssertionError("a worker was asked")
 
-    monkeypatch.setattr(module, "_workers", refuse)
+    monkeypatch.setattr(asking, "_workers", refuse)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +102,42 @@ def test_number_like_texts_are_compared_symmetrically_and_without_an_exception(o
     assert equal(one, other) == equal(other, one)
 
 
-def test_a_power_tower_ends_at_the_deadline_and_is_logged(monkeypatch, caplog):
-    monkeypatch.setattr(module, "DEADLINE_S", 0.5)
+def test_a_power_tower_ends_at_the_deadline_is_counted_and_the_next_answer_is_graded(caplog):
     assert equal("9^{9^{9^{9}}}", "9^{9^{9^9}}")
-    with caplog.at_level(logging.WARNING):
-        assert not equal("9^{9^{9^{9}}}", "81")
+    assert equal("\\sqrt{50}", "5\\sqrt{2}")
+    before, started = asking.timeouts(), time.monotonic()
+    with caplog.at_level(logging.DEBUG):
+        verdict = compare("9^{9^{9^{9}}}", "81")
+    assert time.monotonic() - started < 5
+    assert (verdict.same, verdict.rule, verdict.timed_out) == (False, "symbolic", True)
+    assert asking.timeouts() == before + 1
     assert "counted as different" in caplog.text and "was killed" in caplog.text
+    assert equal("\\sqrt{98}", "7\\sqrt{2}")
+
+
+def test_a_list_of_power_towers_costs_one_deadline_and_not_one_each():
+    tower = "9^{9^{9^{%d}}}"
+    started = time.monotonic()
+    assert not equal(", ".join(tower % n for n in range(11, 17)), ", ".join(tower % n for n in range(21, 27)))
+    assert time.monotonic() - started < 10
+
+
+def test_answers_are_compared_from_any_thread_in_order_and_all_of_them():
+    pairs = [(f"\\sqrt{{{n}}}\\cdot\\sqrt{{{n}}}", str(n + n % 2)) for n in range(2, 14)]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda pair: equal(*pair), pairs))
+    assert found == [n % 2 == 0 for n in range(2, 14)]
+
+
+def test_a_worker_that_fails_means_different_and_is_counted(monkeypatch):
+    class Broken:
+        def run(self, *request):
+            raise WorkerFailed("MemoryError")
+
+    monkeypatch.setattr(asking, "_workers", Broken)
+    before = asking.failures()
+    assert not equal("\\sqrt{3}+x", "x+\\sqrt{5}")
+    assert asking.failures() == before + 1
 
 
 def test_code_in_an_answer_is_not_run(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerwise.rewards.extract import extract
+from peerwise.rewards.math import grade
 from peerwise.sandbox.pool import Pool
 
 
@@ -74,6 +75,32 @@ def test_a_cut_off_or_empty_form_is_no_answer_and_nothing_before_it_counts(text)
     assert extract(text).answer is None
 
 
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("so \\boxed{8}", "read"),
+        ("about 8", "read"),
+        ("so \\boxed{", "unreadable"),
+        ("\\boxed{7} and \\boxed", "unreadable"),
+        ("<answer>8", "unreadable"),
+        ("<answer> </answer>", "unreadable"),
+        ("7 and\n####", "unreadable"),
+        ("", "absent"),
+        ("I do not know", "absent"),
+        ("<think>\\boxed{8}", "absent"),
+    ],
+)
+def test_an_answer_is_read_unreadable_or_absent(text, outcome):
+    assert extract(text).outcome == outcome
+
+
+def test_prose_in_the_place_of_an_answer_is_unreadable_unless_it_is_the_gold():
+    prose = "<answer>" + "we have to look at this in quite another way before we know " * 2 + "</answer>"
+    assert grade(prose, "8").outcome == "unreadable"
+    assert grade("<answer>9</answer>", "8").outcome == "read"
+    assert grade("", "8").outcome == "absent"
+
+
 def test_the_last_number_is_taken_only_if_allowed():
     assert extract("about 8 of them").answer == "8"
     assert extract("about 8 of them", last_number=False).answer is None
@@ -83,7 +110,7 @@ def test_the_last_number_is_taken_only_if_allowed():
 @given(st.text(alphabet="0123456789.,{}\\boxed$*#<>answerthik/ \n答案是：-+=%ABI", max_size=200))
 def test_any_text_is_read_without_an_exception(text):
     found = extract(text)
-    assert (found.answer is None) == (found.rule in ("none", "empty", "cut off"))
+    assert (found.answer is None) == (found.rule in ("none", "empty", "cut off", "hollow"))
     assert found.answer is None or found.answer.strip()
 
 
@@ -100,6 +127,10 @@ UNITS += [
     "\\frac{",
     "$",
     ".",
+    " .",
+    "\\text{",
+    "x=",
+    "选A，",
 ]
 
 
@@ -116,3 +147,4 @@ def test_degenerate_repetition_is_read_in_linear_time(unit, pool):
     text = unit * (600_000 // len(unit))
     correct, _ = pool.run("peerwise.rewards.math:judge", (text, "6"), 30.0)
     assert correct is False
+    assert pool.run("peerwise.rewards.equal:equal", (text, "x+6"), 30.0) is False

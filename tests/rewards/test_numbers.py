@@ -44,7 +44,7 @@ def test_a_notation_has_its_exact_value(text, value):
         ("72^\\circ", 72, "degree"),
         ("3千米", 3, "km"),
         ("2万元", 20000, "¥"),
-        ("72千米每小时", 72, "千米每小时"),
+        ("72千米每小时", 72, "km/h"),
         ("\\frac{3}{4}\\text{ cups}", Fraction(3, 4), "cup"),
     ],
 )
@@ -55,7 +55,8 @@ def test_a_unit_is_read_apart_from_its_number(text, value, unit):
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "-", "$", "x", "7x", "5k", "5m", "3 i", "1:30", "1.2.3", "5!", "3 or 8", "2 dozen", "x=5", "2^3",
+    ["", " ", "-", "$", "x", "7x", "5k", "5m", "3 i", "1:30", "1.2.3", "5!", "3 or 8", "x=5",
+     "二十多", "1.2.3.4", "half a mile and more", "2^3",
      "1/0", "5 sqrt 2",
      "一样", "一共", "万一", "101_2", "\\pm 3", "\\sqrt{2}", "1e9999", "9" * 500, "3-4", "12,34", "\\frac{1}{0}"],
 )  # fmt: skip

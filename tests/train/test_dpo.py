@@ -13,6 +13,7 @@ from tiny_runs import rows, start
 from peerwise.algo.preference import dpo_loss
 from peerwise.errors import TrainingError
 from peerwise.metrics.value import Metrics
+from peerwise.models.forward import PackedGroup
 from peerwise.records import Completion, Group, Problem, Score
 from peerwise.train.dpo import pairs_of
 from peerwise.train.optimizer import MasterWeights, Optimizer
@@ -93,7 +94,13 @@ def test_the_gradient_is_that_of_the_coupled_loss_whatever_the_micro_batches(tin
     loss.backward()
     assert leaf.grad is not None
     weighted_likelihood(
-        ours, [(prompt, tuple(answers))], -leaf.grad, optimizer, Metrics(), temperature=1.0, micro_batch_tokens=budget
+        ours,
+        [PackedGroup(prompt=prompt, completions=tuple(answers))],
+        -leaf.grad,
+        optimizer,
+        Metrics(),
+        temperature=1.0,
+        micro_batch_tokens=budget,
     )
     assert loss.item() == pytest.approx(float(expected_loss), rel=1e-5)
     for (name, p), q in zip(plain.model.named_parameters(), ours.model.parameters(), strict=True):

@@ -156,7 +156,8 @@ def test_a_reward_that_raises_ends_the_run_with_its_name_and_the_problem(files, 
     said = capsys.readouterr().err
     assert "ZeroDivisionError" in said
     assert "arithmetic[" in said
-    assert "Traceback" not in said
+    # The traceback is the reward's own and shown once.
+    assert said.count("Traceback") == 1 and "broken.py" in said
 
 
 def test_a_reward_that_begins_to_raise_does_not_cost_the_steps_before_it(files, tmp_path, capsys):

@@ -35,7 +35,7 @@ from peerwise.algo.presets import Method
 from peerwise.models.load import Policy
 from peerwise.models.lora import Reference, add_lora
 from peerwise.records import Group, Score
-from peerwise.train.step import policy_step, sequence_logprobs
+from peerwise.train.step import packed_groups, policy_step, sequence_logprobs
 
 Build = Callable[..., Policy]
 Gradient = dict[str, Tensor]
@@ -540,7 +540,9 @@ def test_the_logprobs_of_sequences_are_those_of_plain_forwards(
     tiny_policy: Build, tiny: Any, budget: int, temperature: float
 ) -> None:
     groups = make_groups(81, UNEVEN)
-    found = sequence_logprobs(tiny_policy().model, groups, temperature=temperature, micro_batch_tokens=budget)
+    found = sequence_logprobs(
+        tiny_policy().model, packed_groups(groups), temperature=temperature, micro_batch_tokens=budget
+    )
     answers = [(group, answer) for group in groups for answer in group.completions]
     assert len(found) == len(answers)
     for row, (group, answer) in zip(found, answers, strict=True):
@@ -560,11 +562,11 @@ def test_the_logprobs_of_a_reference_leave_the_policy_whole(tiny_policy: Build, 
                 p += 0.1
     before = weights_of(policy)
     with reference.policy() as frozen:
-        found = sequence_logprobs(frozen, groups, temperature=1.0, micro_batch_tokens=EVERYTHING)
+        found = sequence_logprobs(frozen, packed_groups(groups), temperature=1.0, micro_batch_tokens=EVERYTHING)
     for row, answer in zip(found, groups[0].completions, strict=True):
         expected = naive_logprobs(tiny("llama"), groups[0], answer, 1.0).detach()
         torch.testing.assert_close(row, expected, rtol=0, atol=2e-5)
-    (moved, *_) = sequence_logprobs(policy.model, groups, temperature=1.0, micro_batch_tokens=EVERYTHING)
+    (moved, *_) = sequence_logprobs(policy.model, packed_groups(groups), temperature=1.0, micro_batch_tokens=EVERYTHING)
     assert float((moved - found[0]).abs().max()) > 1e-2
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.model.state_dict().items())
 

@@ -65,7 +65,8 @@ calls = 0
 
 def odd(problem, completion):
     global calls
-    calls += 1
+    # Only sampled answers count: those with which a run tries the reward out have log-probs of 0.
+    calls += any(completion.logprobs)
     name, _, at = os.environ.get("TEST_SIGNAL", "").partition("@")
     if at and calls == int(at):
         for _ in range(1 + name.endswith("+")):

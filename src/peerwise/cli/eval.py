@@ -28,11 +28,11 @@ def run(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     keep_freed_memory()
     from peerwise.evaluate.run import measure
+    from peerwise.evaluate.task import scorer_of
     from peerwise.metrics.console import Console
     from peerwise.models.load import load
     from peerwise.recipe.check import check
     from peerwise.recipe.schema import Evaluation, Recipe, Rollout
-    from peerwise.rewards.rubric import build
 
     task = _task(options)
     temperature = options.temperature if options.temperature is not None else float(options.samples > 1)
@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         record = {"model": options.model, "task": task.name} | measure(
             policy,
             problems,
-            {task.name: build(task.reward, last_number=task.last_number)},
+            {task.name: scorer_of(task, longest=options.max_new_tokens, warn=console.warn)},
             task,
             settings,
             rollout,
@@ -61,21 +61,24 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _task(options: argparse.Namespace) -> Task:
+    from peerwise.recipe.check import PROGRAM_TASKS
     from peerwise.recipe.schema import Task
 
     return Task(
         name=options.task,
         path=options.path,
-        template=options.template,
+        template=options.template or ("code" if options.task in PROGRAM_TASKS else "boxed"),
         last_number=not options.stated_only,
         columns=dict(options.columns),
         params=_params(options.params) if options.params else {},
+        encoding=options.encoding,
+        reward=options.reward or ("programs" if options.task in PROGRAM_TASKS else "correctness"),
     )
 
 
 def _problems(task: Task, options: argparse.Namespace, console: Console) -> Sequence[Problem]:
     """The problems to measure on, with what was left out said."""
-    from peerwise.evaluate.run import readable
+    from peerwise.evaluate.task import checked
     from peerwise.tasks.base import load_evaluation
 
     found = load_evaluation(
@@ -85,10 +88,11 @@ def _problems(task: Task, options: argparse.Namespace, console: Console) -> Sequ
         template=task.template,
         columns=task.columns,
         params=task.params,
+        encoding=task.encoding,
         held_out=options.problems,
         seed=options.seed,
     )
-    kept = readable(task.name, found)
+    kept = checked(task.name, found, task, solutions=False)
     if not kept.problems:
         raise DataError(f"task {task.name!r} has no problems to measure on; check --path and --split")
     if kept.dropped:
@@ -126,13 +130,15 @@ def _text(record: dict[str, Any]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="peerwise eval", description=SUMMARY, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="a folder, a hub name, or smollm2-135m-instruct")
-    parser.add_argument("--task", default="arithmetic", help="arithmetic, gsm8k, math, files or reasoning-gym")
+    parser.add_argument("--task", default="arithmetic", help="arithmetic, gsm8k, math, files, reasoning-gym, ...")
     parser.add_argument("--path", help="local file (taken whole) or folder; without it, generated or from the hub")
     parser.add_argument("--split", help="split to measure on (default: test)")
-    parser.add_argument("--template", default="boxed", help="how a problem is asked (default %(default)s)")
+    parser.add_argument("--template", help="how a problem is asked (default: code for programs, else boxed)")
     parser.add_argument(
         "--columns", nargs="+", type=pair, default=[], metavar="NAME=COLUMN", help="for files: prompt=question ..."
     )
+    parser.add_argument("--encoding", default="utf-8", help="of jsonl and csv files (default %(default)s)")
+    parser.add_argument("--reward", help="how answers are judged (default: programs for programs, else correctness)")
     parser.add_argument(
         "--stated-only", action="store_true", help="do not take the last number where no answer is stated"
     )

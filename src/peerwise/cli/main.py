@@ -19,7 +19,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("peerwise.cli.train", "train a model by a recipe, or go on with a run"),
     "eval": ("peerwise.cli.eval", "measure a model on a task's held-out problems"),
     "sample": ("peerwise.cli.sample", "show what a model answers"),
+    "data": ("peerwise.cli.data", "what is wrong with a data set, and a clean copy of it"),
     "plan": ("peerwise.cli.plan", "what a recipe costs: updates, tokens, memory, time"),
+    "grade": ("peerwise.cli.grade", "grade the answers in a file against its gold answers"),
 }
 """Command -> (its module, the module's SUMMARY)."""
 

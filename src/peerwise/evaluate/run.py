@@ -10,23 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from peerwise import __version__
-from peerwise.errors import DataError
 from peerwise.evaluate.estimate import maj_at_k, mean_interval, pass_at_k, wilson
 from peerwise.metrics.console import Console
 from peerwise.models.load import Policy
 from peerwise.recipe.schema import Evaluation, Rollout, Task
 from peerwise.records import Completion, Group, Message, Problem
 from peerwise.rewards.equal import equal
-from peerwise.rewards.rubric import Scorer, score_groups, verifiable
+from peerwise.rewards.rubric import Scorer, score_groups
 from peerwise.rollout.base import Generator, Progress, Request, SamplingParams, sample_key
 from peerwise.rollout.native.engine import NativeEngine
 from peerwise.rollout.transformers import TransformersGenerator
-from peerwise.tasks.base import ProblemSet
 
 EXAMPLES = 3
 """Problems whose first answers a record keeps, the first ones."""
-MOST_UNREADABLE = 0.05
-"""Share of gold answers that may be unreadable."""
 
 
 def answer(
@@ -67,6 +63,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     right = [sum(score.correct for score in group.scores) for group in groups]
     completions = [completion for group in groups for completion in group.completions]
     scores = [score for group in groups for score in group.scores]
+    judged = [score for score in scores if score.failed is None]
     record: dict[str, Any] = {"n": len(groups), "samples": samples}
     if samples == 1:
         record["accuracy"], record["interval"] = sum(right) / len(groups), list(wilson(sum(right), len(groups)))
@@ -76,7 +73,8 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         record["maj_at_k"] = {samples: _with_interval([_majority(group) for group in groups])}
     return record | {
         "mean_tokens": sum(len(c.token_ids) for c in completions) / len(completions),
-        "reward": sum(score.total for score in scores) / len(scores),
+        "reward": sum(score.total for score in judged) / max(1, len(judged)),
+        "failed": (len(scores) - len(judged)) / len(scores),
         "truncated": sum(c.finish == "length" for c in completions) / len(completions),
         "unread": sum(score.extracted is None for score in scores) / len(scores),
         "right": right,
@@ -129,23 +127,6 @@ def make_generator(policy: Policy, rollout: Rollout) -> Generator:
     """The engine that the settings name, on this policy."""
     engine = NativeEngine if rollout.engine == "native" else TransformersGenerator
     return engine(policy.model, decode=policy.decode, end_ids=policy.end_ids, max_branches=rollout.max_branches)
-
-
-def readable(task: str, problems: ProblemSet) -> ProblemSet:
-    """The problems whose gold answer can be read, the others counted: every answer to those would be wrong.
-
-    Raises:
-        DataError: more than MOST_UNREADABLE cannot, so the wrong column or format is likelier than a few bad rows.
-    """
-    kept = tuple(problem for problem in problems.problems if verifiable(problem))
-    lost = len(problems.problems) - len(kept)
-    if lost > len(problems.problems) * MOST_UNREADABLE:
-        first = next(problem for problem in problems.problems if not verifiable(problem))
-        raise DataError(
-            f"task {task!r}: the gold answer of {lost} of {len(problems.problems)} problems cannot be read, "
-            f"for example {first.id}: {first.answer[:80]!r}; give short final answers (or map the right column)"
-        )
-    return problems.without(kept, "gold answer that cannot be read")
 
 
 def example(group: Group) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def _completion_row(completion: Completion, score: Score, advantage: float) -> d
         "parts": dict(score.parts),
         "correct": score.correct,
         "extracted": score.extracted,
+        **({} if score.failed is None else {"failed": score.failed}),
         "advantage": advantage,
     }
 

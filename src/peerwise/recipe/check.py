@@ -6,32 +6,28 @@ Judges a resolved recipe alone: no file is opened and no model or data set is lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
 
 from peerwise.algo.presets import PRESETS, Method
-from peerwise.errors import RecipeError, nearest
+from peerwise.errors import RecipeError
+from peerwise.recipe import reward
+from peerwise.recipe.finding import Finding
+from peerwise.recipe.finding import unknown as _unknown
+from peerwise.recipe.finding import warning as _warning
 from peerwise.recipe.method import compares_groups, method_of, samples
 from peerwise.recipe.overrides import STAGE_NAME
-from peerwise.recipe.schema import METHOD_SECTIONS, Algorithm, Critic, Recipe, Stage, Task
+from peerwise.recipe.schema import METHOD_SECTIONS, Algorithm, Critic, Curriculum, Recipe, Stage, Task
 
-TASKS = ("arithmetic", "gsm8k", "math", "files", "reasoning-gym")
+TASKS = ("arithmetic", "gsm8k", "math", "files", "reasoning-gym", "mbpp", "humaneval", "programs")
+PROGRAM_TASKS = ("mbpp", "humaneval", "programs")
+OWN_FILES = ("files", "programs")
 GENERATED_TASKS = ("arithmetic", "reasoning-gym")
-TEMPLATES = ("boxed", "boxed-zh", "answer-zh", "lines", "plain")
-REWARDS = ("correctness", "graded", "parts")
-REWARD_PARTS = ("correct", "format", "steps")
+TEMPLATES = ("boxed", "boxed-zh", "answer-zh", "lines", "code", "code-zh", "plain")
 
 HIGH_FULL_RATE = 3e-5
 """GRPO of all weights above this rate has collapsed small models within a few steps."""
 MANY_UPDATES = 5
 SHORT_ANSWER = 32
-
-
-class Finding(NamedTuple):
-    """One thing to say about a recipe."""
-
-    text: str
-    fatal: bool = True
 
 
 def check(recipe: Recipe) -> list[str]:
@@ -42,7 +38,8 @@ def check(recipe: Recipe) -> list[str]:
     """
     findings = [*_run_rules(recipe), *_mixture_rules(recipe.tasks)]
     for index, task in enumerate(recipe.tasks):
-        findings += _task_rules("task" if index == 0 else f"more_tasks.{index - 1}", task)
+        key = "task" if index == 0 else f"more_tasks.{index - 1}"
+        findings += [*_task_rules(key, task), *reward.rules(key, task, _last_step(recipe))]
     for name, stage in recipe.stage.items():
         findings += _stage_rules(recipe, name, stage)
     # A base setting that several stages inherit is one mistake.
@@ -55,14 +52,6 @@ def check(recipe: Recipe) -> list[str]:
 def uniform_share(p: float, group_size: int) -> float:
     """Share of groups that teach nothing, all right or all wrong, when each answer is right with probability p."""
     return float(p**group_size + (1 - p) ** group_size)
-
-
-def _warning(text: str) -> Finding:
-    return Finding(text, fatal=False)
-
-
-def _unknown(key: str, given: str, known: Iterable[str]) -> Finding:
-    return Finding(f"{key}: unknown name {given!r}; {nearest(given, known)}")
 
 
 def _run_rules(recipe: Recipe) -> Iterator[Finding]:
@@ -103,50 +92,44 @@ def _task_rules(key: str, task: Task) -> Iterator[Finding]:
         yield _unknown(f"{key}.name", task.name, TASKS)
     if task.template not in TEMPLATES:
         yield _unknown(f"{key}.template", task.template, TEMPLATES)
-    if task.name == "files" and not task.path:
-        yield Finding(f"{key}.path: files needs one; give a .jsonl, .csv or .parquet file")
+    if task.name in OWN_FILES and not task.path:
+        yield Finding(f"{key}.path: {task.name} needs one; give a .jsonl, .csv or .parquet file")
+    yield from _program_rules(key, task)
     if task.name == "reasoning-gym" and not task.params.get("dataset"):
         yield Finding(f"{key}.params.dataset: reasoning-gym needs the name of a data set, such as 'chain_sum'")
     if task.eval_split is not None and task.eval_split == task.split and task.name not in GENERATED_TASKS:
         yield Finding(f"{key}.eval_split: {task.split!r} is the split that is trained on; leave it out or name another")
-    yield from _reward_rules(key, task)
     unused = {
         "path": task.path is not None and task.name in GENERATED_TASKS,
-        "columns": bool(task.columns) and task.name != "files",
-        "params": bool(task.params) and task.name in TASKS and task.name not in GENERATED_TASKS,
+        "columns": bool(task.columns) and task.name not in OWN_FILES,
+        "params": bool(task.params) and task.name in TASKS and task.name not in (*GENERATED_TASKS, "mbpp"),
     }
     for field in (field for field, is_unused in unused.items() if is_unused):
         yield _warning(f"{key}.{field}: task {task.name!r} does not use it")
 
 
-def _reward_rules(key: str, task: Task) -> Iterator[Finding]:
-    path, _, function = task.reward.rpartition(":")
-    if task.reward not in REWARDS and not (path.endswith(".py") and function.isidentifier()):
+def _program_rules(key: str, task: Task) -> Iterator[Finding]:
+    """A task that asks for programs needs their tests run, and no other task has any."""
+    asks, runs = task.name in PROGRAM_TASKS, "programs" in (task.reward, *task.reward_weights)
+    own = ":" in task.reward
+    if asks and not runs and not own:
+        yield Finding(f"{key}.reward: {task.name} asks for programs; set reward = 'programs', given {task.reward!r}")
+    if asks and not task.template.startswith("code") and task.template in TEMPLATES:
         yield Finding(
-            f"{key}.reward: unknown name {task.reward!r}; {nearest(task.reward, REWARDS)} "
-            "Your own is given as path/to/file.py:function"
+            f"{key}.template: {task.name} asks for programs; set template = 'code' or 'code-zh', given "
+            f"{task.template!r}"
         )
-    weights = task.reward_weights
-    if task.reward == "parts" and not any(weights.values()):
-        yield Finding(f"{key}.reward_weights: reward 'parts' needs weights, such as {{correct = 1.0, format = 0.2}}")
-    if task.reward != "parts" and weights:
-        yield Finding(f"{key}.reward_weights: has no effect with reward {task.reward!r}; set reward = 'parts'")
-    for part, weight in weights.items():
-        if part not in REWARD_PARTS:
-            yield _unknown(f"{key}.reward_weights.{part}", part, REWARD_PARTS)
-        if not math.isfinite(weight) or weight < 0:
-            yield Finding(f"{key}.reward_weights.{part}: got {weight}, expected a finite number of 0 or more")
-    form, correct = sum(weight for part, weight in weights.items() if part != "correct"), weights.get("correct", 0.0)
-    if task.reward == "parts" and form > correct:
+    if runs and not asks and task.name in TASKS:
         yield Finding(
-            f"{key}.reward_weights: the other parts together weigh {form:g}, more than correct = {correct:g}: a "
-            "well-formed wrong answer would beat a right one; raise correct or lower the others"
+            f"{key}.reward: {task.name} has no tests to run programs with; take task {', '.join(PROGRAM_TASKS)}, or "
+            "another reward"
         )
-    if task.reward == "parts" and form == correct > 0:
-        yield _warning(
-            f"{key}.reward_weights: the other parts together weigh {form:g}, as much as correctness; "
-            "the model may learn form instead of answers"
-        )
+
+
+def _last_step(recipe: Recipe) -> int | None:
+    """The last step of the last stage that learns from rewards; None where that is known only with the data."""
+    stages = [stage for stage in recipe.stage.values() if stage.method == "grpo"]
+    return None if not stages or stages[-1].epochs is not None else stages[-1].steps - 1
 
 
 def _key(recipe: Recipe, name: str, section: str, field: str) -> str:
@@ -158,15 +141,37 @@ def _key(recipe: Recipe, name: str, section: str, field: str) -> str:
 
 def _stage_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
     yield from _optimizer_rules(recipe, name, stage)
+    yield from _curriculum_rules(recipe, name, stage)
+    if stage.method == "dpo" and stage.dpo.pairs is not None and stage.epochs is not None:
+        yield Finding(f"stage.{name}.epochs: epochs count the task's problems, and pairs come from a file; set steps")
     if stage.method == "grpo":
         yield from _algorithm_rules(recipe, name, stage)
     if samples(stage):
         yield from _sampling_rules(recipe, name, stage)
-    elif all(task.name == "reasoning-gym" for task in recipe.tasks):
+    elif stage.method == "sft" and all(task.name == "reasoning-gym" for task in recipe.tasks):
         yield _warning(f"stage.{name}: sft needs worked solutions, and reasoning-gym data has none")
     for section in METHOD_SECTIONS.values():
         if section != METHOD_SECTIONS[stage.method] and getattr(stage, section) != getattr(recipe, section):
             yield _warning(f"stage.{name}.{section}: method {stage.method!r} does not use it")
+
+
+def _curriculum_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
+    """Settings of a curriculum that is not there, or that nothing reads."""
+    given, default = stage.curriculum, Curriculum()
+    keys = {field: _key(recipe, name, "curriculum", field) for field in type(given).model_fields}
+    if given != default and not samples(stage):
+        if given != recipe.curriculum:
+            yield _warning(f"stage.{name}.curriculum: only stages that sample answers use it")
+        return
+    measured = given.by == "measured"
+    unused = {"start": measured, "until": measured, "easy": measured, "floor": not measured}
+    for field, is_unused in unused.items():
+        if getattr(given, field) == getattr(default, field):
+            continue
+        if given.by is None:
+            yield Finding(f"{keys[field]}: has no effect without curriculum.by; name a column or 'measured'")
+        elif is_unused:
+            yield _warning(f"{keys[field]}: curriculum.by = {given.by!r} does not use it")
 
 
 def _optimizer_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Finding]:
@@ -288,6 +293,13 @@ def _contradictions(stage: Stage, method: Method, keys: Mapping[str, str]) -> It
             f"{keys['updates_per_batch']}: with ratio 'none' only the first update after sampling is right; set "
             "updates_per_batch and mini_batches to 1, or ratio to 'token'"
         )
+    if algorithm.replay_groups and method.ratio == "none":
+        yield Finding(
+            f"{keys['replay_groups']}: groups of earlier steps need a ratio to the policy that sampled them, and ratio "
+            "is 'none'; set ratio to 'token' or replay_groups to 0"
+        )
+    if not algorithm.replay_groups and algorithm.replay_steps != Algorithm().replay_steps:
+        yield _warning(f"{keys['replay_steps']}: has no effect while replay_groups is 0")
     whole = method.ratio == "sequence" or method.surrogate == "geometric_mean"
     if whole and method.aggregation == "token":
         yield _warning(

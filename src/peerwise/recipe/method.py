@@ -22,7 +22,8 @@ def method_of(settings: Algorithm) -> Method:
 
 def samples(stage: Stage) -> bool:
     """Whether the stage samples answers."""
-    return stage.method != "sft" or stage.sft.source == "own"
+    reads = {"sft": stage.sft.source == "solutions", "dpo": stage.dpo.pairs is not None}
+    return not reads.get(stage.method, False)
 
 
 def keeps_reference(stage: Stage) -> bool:
@@ -46,8 +47,10 @@ def has_critic(stage: Stage) -> bool:
 
 
 def problems_per_step(stage: Stage) -> int:
-    """Training problems that one step of the stage takes from the stream; refilling takes more."""
-    return stage.rollout.problems if samples(stage) else stage.sft.batch_size
+    """Training problems, or pairs, that one step of the stage takes from its stream; refilling takes more."""
+    if samples(stage):
+        return stage.rollout.problems
+    return stage.dpo.batch_size if stage.method == "dpo" else stage.sft.batch_size
 
 
 def with_steps(recipe: Recipe, num_problems: int) -> Recipe:

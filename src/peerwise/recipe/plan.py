@@ -138,7 +138,9 @@ def _stage(
     sampled, rollout = samples(stage), stage.rollout
     prompts = problems_per_step(stage)
     passes = stage.algorithm.updates_per_batch * stage.algorithm.mini_batches if stage.method == "grpo" else 1
-    if not sampled and stage.sft.examples is not None:
+    if stage.method == "dpo" and not sampled:
+        num_problems = None  # its pairs are not the task's problems
+    elif not sampled and stage.sft.examples is not None:
         num_problems = min(stage.sft.examples, num_problems or stage.sft.examples)
     size = largest_group(rollout)
     completions = prompts * size if sampled else 0

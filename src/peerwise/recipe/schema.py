@@ -1,15 +1,22 @@
 """The settings of a run: one model per section, a docstring under every field (meaning, unit, what None does).
 
 A recipe holds the sections `run`, `model`, `task`, `more_tasks`, `evaluation` once, and the sections `rollout`,
-`algorithm`, `optimizer`, `critic`, `sft`, `dpo` as defaults for its stages. `[stage.NAME]` names a stage, in the order
-they run; whatever it sets in one of those sections overrides the default for that stage alone.
+`curriculum`, `algorithm`, `optimizer`, `critic`, `sft`, `dpo` as defaults for its stages. `[stage.NAME]` names a stage,
+in the order they run; whatever it sets in one of those sections overrides the default for that stage alone.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+# Told apart beforehand, so that a wrong value is reported once and not once for each kind.
+Weight = Annotated[
+    Annotated[float, Tag("number")] | Annotated[dict[str, float], Tag("points")],
+    Discriminator(lambda value: "points" if isinstance(value, dict) else "number"),
+]
+"""A weight: a number, or points by step."""
 
 
 class Section(BaseModel):
@@ -63,7 +70,7 @@ class Task(Section):
     """Where problems come from, how they are asked and how answers are judged."""
 
     name: str = "arithmetic"
-    """A task by name: arithmetic, gsm8k, math, files, or reasoning-gym."""
+    """A task by name: arithmetic, gsm8k, math, files, reasoning-gym, or, for programs, mbpp, humaneval, programs."""
     path: str | None = None
     """Local file or folder with the data; None generates it or loads it from the hub."""
     split: str = "train"
@@ -71,27 +78,41 @@ class Task(Section):
     eval_split: str | None = None
     """Split that is evaluated on; None takes the task's own test split, or problems held out of `split`."""
     template: str = "boxed"
-    """How a problem is asked: boxed, boxed-zh, answer-zh, lines, plain."""
+    """How a problem is asked: boxed, boxed-zh, answer-zh, lines, plain; for programs code or code-zh."""
     reward: str = "correctness"
-    """How an answer is judged: correctness, graded, parts, or your own as path/to/file.py:function."""
-    reward_weights: dict[str, float] = Field(default_factory=dict)
-    """For reward = 'parts': weight of each part by name (correct, format, steps)."""
+    """How an answer is judged: correctness, graded, shaped, programs, parts, or your own as path/to/file.py:function;
+    docs/rewards.md has them all."""
+    reward_weights: dict[str, Weight] = Field(default_factory=dict)
+    """For reward = 'parts': weight of each part by name, a number or points by the stage's step with lines between
+    them: {correct = {"0" = 0.2, "100" = 1.0}, steps = 0.3}."""
+    reward_length: int | None = Field(None, ge=1)
+    """For the parts length and cosine: tokens that an answer may have; None takes the longest that a stage samples."""
+    reward_timeout: float = Field(60.0, gt=0, le=86400)
+    """For your own reward: seconds that one call of the function may take."""
+    reward_failures: float = Field(0.1, ge=0, le=1)
+    """For your own reward: stop when more than this share of the latest samples failed; 1 never stops."""
+    all_or_nothing: bool = False
+    """For programs: 1 when every test passes and 0 otherwise, instead of the share of tests passed."""
     last_number: bool = True
     """Take the last number as the answer when none is stated in a box, a marker or a sentence; false requires one."""
     columns: dict[str, str] = Field(default_factory=dict)
     """For files: which column holds `prompt`, `answer` and `solution`, where they are named differently."""
+    encoding: str = "utf-8"
+    """Encoding of a jsonl or csv file: utf-8 (a byte order mark is skipped), gbk, gb18030, big5, utf-16, ..."""
     params: dict[str, Any] = Field(default_factory=dict)
     """For generated problems: the generator's parameters (for reasoning-gym also `dataset`, its name)."""
     limit: int | None = Field(None, ge=1)
     """Use only the first this many training problems; None uses all."""
+    max_faulty: float = Field(0.05, ge=0, le=1)
+    """Refuse data of which more than this share of the rows is faulty; fewer are left out and counted."""
     weight: float = Field(1.0, gt=0)
     """Share of this task's problems in the mixture, relative to the other tasks."""
 
     @property
     def source(self) -> dict[str, Any]:
         """The settings that say which problems there are, as `tasks.base.load_task` takes them."""
-        fields = ("name", "path", "split", "eval_split", "template", "columns", "params", "limit")
-        return {field: getattr(self, field) for field in fields}
+        where = ("name", "path", "split", "eval_split", "columns", "encoding", "params", "limit")
+        return {field: getattr(self, field) for field in (*where, "template", "max_faulty")}
 
 
 class Rollout(Section):
@@ -122,6 +143,23 @@ class Rollout(Section):
     """Texts that end an answer as soon as it contains one."""
     max_branches: int = Field(64, ge=1)
     """Answers that are decoded side by side; others wait for a free place."""
+
+
+class Curriculum(Section):
+    """Which problems a stage that samples meets when. Those passed over come again in the next epoch."""
+
+    by: str | None = None
+    """Column of the data that says how hard a problem is (a number, or text with one in it such as "Level 3"); or
+    'measured': problems that this run sometimes answers right, before those it always or never does. None: no
+    curriculum."""
+    easy: Literal["low", "high"] = "low"
+    """With a column: whether low or high numbers are easy. A column of pass rates is easy where it is high."""
+    start: float = Field(0.3, gt=0, le=1)
+    """With a column: share of the problems, the easiest, that is met in the beginning."""
+    until: float = Field(0.5, gt=0, le=1)
+    """With a column: share of the stage's steps over which that grows, on a line, to all problems."""
+    floor: float = Field(0.1, gt=0, le=1)
+    """With 'measured': the least chance of a problem to be met when its turn comes."""
 
 
 class Algorithm(Section):
@@ -186,6 +224,10 @@ class Algorithm(Section):
     """Passes over each sampled batch. Above 1 the ratio to the sampling policy departs from 1 and is clipped."""
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps in each pass, over the groups in random order. Above 1 costs one more forward pass."""
+    replay_groups: int = Field(0, ge=0)
+    """Informative groups of earlier steps that join each update, drawn at random; 0 keeps none."""
+    replay_steps: int = Field(4, ge=1)
+    """Steps after which a kept group is no longer used."""
 
 
 class Optimizer(Section):
@@ -230,10 +272,15 @@ class Critic(Section):
 
 
 class Dpo(Section):
-    """Direct preference optimisation on pairs of a right and a wrong answer of one group."""
+    """Direct preference optimisation on pairs of a right and a wrong answer."""
 
     beta: float = Field(0.1, gt=0)
     """How strongly the policy is held to the reference."""
+    pairs: str | None = None
+    """File of pairs (jsonl, csv or parquet) with the columns prompt, chosen and rejected; a prompt is text, asked with
+    the task's template, or a list of chat messages. None samples groups and pairs their right and wrong answers."""
+    batch_size: int = Field(16, ge=1)
+    """With `pairs`: pairs per step."""
 
 
 class Sft(Section):
@@ -280,6 +327,8 @@ class Stage(Section):
     """Passes over the training problems, in place of steps; becomes a number of steps once the data is loaded."""
     rollout: Rollout = Rollout()
     """Sampling in this stage."""
+    curriculum: Curriculum = Curriculum()
+    """Which problems this stage meets when."""
     algorithm: Algorithm = Algorithm()
     """The update in this stage."""
     optimizer: Optimizer = Optimizer()
@@ -307,6 +356,8 @@ class Recipe(Section):
     """Measuring on problems that are never trained on."""
     rollout: Rollout = Rollout()
     """Sampling, unless a stage says otherwise."""
+    curriculum: Curriculum = Curriculum()
+    """Which problems are met when, unless a stage says otherwise."""
     algorithm: Algorithm = Algorithm()
     """The update, unless a stage says otherwise."""
     optimizer: Optimizer = Optimizer()
@@ -328,4 +379,4 @@ class Recipe(Section):
 
 METHOD_SECTIONS = {"sft": "sft", "grpo": "algorithm", "dpo": "dpo"}
 """The section of a stage that only stages of this method read."""
-STAGE_SECTIONS = ("rollout", "algorithm", "optimizer", "critic", "sft", "dpo")
+STAGE_SECTIONS = ("rollout", "curriculum", "algorithm", "optimizer", "critic", "sft", "dpo")

@@ -6,56 +6,86 @@ Knows nothing of what is inside a box.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 CUT_OFF: Final = "\0cut off"
 """Returned for a last box that was opened and never closed; no box can contain it."""
 
-_BOX = re.compile(r"\\(?:f?boxed|fbox)(?![A-Za-z])")
+_BOX = re.compile(r"\\(?:f?boxed|f(?:rame)?box)(?![A-Za-z])")
 _BARE = re.compile(r"[ \t]+(-?\d[\d.,/]*\d|-?\d|[A-Za-z](?![A-Za-z]))")
-# What may stand between boxes of one answer: \boxed{-1}, \boxed{2} and \boxed{6}
-_BETWEEN = re.compile(r"[\s$,，、]*(?:and|or|和|或)?[\s$]*")
+# What may stand between boxes of one answer: \boxed{-1}, \boxed{2} and x = \boxed{6}
+_BETWEEN = re.compile(
+    r"[ \t$,，、.。]{0,8}(?:and|or|和|或|以及)?[ \t$]{0,8}(?:([A-Za-z](?:_\w|_\{\w\})?)[ \t]?=[ \t$]{0,4})?"
+)
+_NAME_BEFORE = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_\w|_\{\w\})?)[ \t]?=[ \t$]{0,4}$")
+_NAME_ROOM = 16
 MOST_JOINED = 20
 
 
-def last_box(text: str) -> str | None:
+class _Box(NamedTuple):
+    start: int
+    end: int
+    content: str
+
+
+def last_box(text: str, *, empty_withdraws: bool = False) -> str | None:
     """Content of the last complete outermost box, a row of boxes joined by commas.
 
     None when there is no box or only empty ones (an echo of the instruction); CUT_OFF when the last one never closes.
+    `empty_withdraws`: an empty last box is "" instead of being passed over.
     """
+    if "box" not in text:
+        return None
     closing = _matching_braces(text)
-    boxes: list[tuple[int, int, str]] = []
+    boxes: list[_Box] = []
     end = 0
     for match in _BOX.finditer(text):
         if match.start() < end:
             continue
-        start = match.end()
-        while text[start : start + 1] in (" ", "\t") and text[start + 1 : start + 2] in (" ", "\t", "{"):
-            start += 1
-        if text[start : start + 1] != "{":
-            if bare := _BARE.match(text, match.end()):
-                boxes.append((match.start(), bare.end(), bare[1].rstrip(".,")))
-            continue
-        if start not in closing:
+        box = _content(text, match, closing)
+        if box == CUT_OFF:
             return CUT_OFF
-        end = closing[start] + 1
-        content = text[start + 1 : end - 1].strip()
-        if content:
-            boxes.append((match.start(), end, content))
-    return _last_row(text, boxes)
+        if isinstance(box, _Box):
+            end = box.end
+            boxes.append(box)
+    if boxes and not boxes[-1].content and empty_withdraws:
+        return ""
+    return _last_row(text, [box for box in boxes if box.content])
 
 
-def _last_row(text: str, boxes: list[tuple[int, int, str]]) -> str | None:
+def _content(text: str, match: re.Match[str], closing: dict[int, int]) -> _Box | str | None:
+    """The box that begins at `match`; CUT_OFF when it never closes, None when it has nothing to hold."""
+    start = match.end()
+    while text[start : start + 1] in (" ", "\t"):
+        start += 1
+    if text[start : start + 1] != "{":
+        if bare := _BARE.match(text, match.end()):
+            return _Box(match.start(), bare.end(), bare[1].rstrip(".,"))
+        return None if text[start:] else CUT_OFF
+    if start not in closing:
+        return CUT_OFF
+    end = closing[start] + 1
+    return _Box(match.start(), end, text[start + 1 : end - 1].strip())
+
+
+def _last_row(text: str, boxes: list[_Box]) -> str | None:
     """The last box with those that stand directly before it; the same value said twice is one."""
     if not boxes:
         return None
-    row = [boxes[-1]]
+    row, names = [boxes[-1]], [""]
     for box in reversed(boxes[:-1]):
-        between = text[box[1] : row[0][0]]
-        if len(row) == MOST_JOINED or not between.strip(" $") or not _BETWEEN.fullmatch(between) or "\n" in between:
+        between = text[box.end : row[0].start]
+        joint = _BETWEEN.fullmatch(between)
+        if len(row) == MOST_JOINED or joint is None or not between.strip(" $.。"):
             break
+        names[0] = joint[1] or ""
         row.insert(0, box)
-    contents = [_inner(box[2]) for box in row]
+        names.insert(0, "")
+    before = _NAME_BEFORE.search(text[max(0, row[0].start - _NAME_ROOM) : row[0].start])
+    names[0] = before[1] if before else ""
+    contents = [_inner(box.content) for box in row]
+    if len(row) > 1 and all(names):
+        contents = [f"{name}={content}" for name, content in zip(names, contents, strict=True)]
     return ", ".join(dict.fromkeys(contents))
 
 

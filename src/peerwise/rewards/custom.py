@@ -1,86 +1,237 @@
-"""A user's own reward function, loaded from path/to/file.py:function.
+"""A user's own reward: a Python function, or path/to/file.py:function, for one sample or a whole batch, sync or async.
 
-The file is the user's and is run as such; nothing a model wrote is ever run here.
+The file is the user's and is run as such; nothing a model wrote is ever run here. How often it may fail is decided in
+`failures`.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from peerwise.errors import RequestError, RewardError
+from peerwise.errors import RequestError, nearest
 from peerwise.records import Completion, Problem, Score
+from peerwise.rewards.calls import Calls, Failed
+from peerwise.rewards.failures import Failures
 from peerwise.rewards.math import judge
 
-HOW = "expected path/to/file.py:function with f(problem, completion) -> float, dict of parts or None"
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One sample and what is known of it before the function is called."""
+
+    problem: Problem
+    completion: Completion
+    correct: bool
+    extracted: str | None
 
 
-def load(reward: str, *, last_number: bool = True) -> Callable[[Problem, Completion], Score]:
-    """The scorer around the user's function.
+_ONE: dict[str, Callable[[_Given], object]] = {
+    "problem": lambda given: given.problem,
+    "completion": lambda given: given.completion,
+    "question": lambda given: given.problem.messages[-1]["content"] if given.problem.messages else "",
+    "text": lambda given: given.completion.text,
+    "answer": lambda given: given.problem.answer,
+    "meta": lambda given: given.problem.meta,
+}
+"""Name of a parameter -> what it is given, in a function of one sample; with an s, in a function of a batch."""
+_EITHER: dict[str, Callable[[_Given], object]] = {
+    "tokens": lambda given: given.completion.token_ids,
+    "correct": lambda given: given.correct,
+}
+"""Parameters that are called the same in both: one value, or a list of them."""
+_MANY = {f"{name}s": value for name, value in _ONE.items()}
+STEP = "step"
+HOW = (
+    f"a function of one sample takes any of {', '.join(_ONE)}; one of a batch any of {', '.join(_MANY)} and returns a "
+    f"list; both may take {', '.join(_EITHER)} and {STEP}"
+)
 
-    A float is the total; a dict is its parts, the total their sum without those that are None; None abstains, which is
-    a total of 0. `correct` is the ordinary judge's, or whether the part "correct" is at least 1 where the dict has one.
 
-    Raises RequestError when the file or function cannot be loaded; the scorer raises RewardError when the function
-    raises or returns something else.
+def load(
+    reward: str | Callable[..., Any],
+    *,
+    last_number: bool,
+    timeout_s: float,
+    most_failures: float,
+    warn: Callable[[str], object],
+) -> Own:
+    """The scorer around a user's function; the arguments are those of `Own`.
+
+    Raises RequestError when the file or function cannot be loaded or its parameters are not known.
     """
-    function = _import(reward)
-
-    def own(problem: Problem, completion: Completion) -> Score:
-        try:
-            value = function(problem, completion)
-        except Exception as error:
-            raise RewardError(
-                f"reward {reward} raised {type(error).__name__} on problem {problem.id}: {error}"
-            ) from error
-        return _score(reward, value, problem, completion, last_number)
-
-    return own
+    function = _import(reward) if isinstance(reward, str) else reward
+    name = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
+    return Own(
+        function, name=name, last_number=last_number, timeout_s=timeout_s, most_failures=most_failures, warn=warn
+    )
 
 
-def _import(reward: str) -> Callable[[Problem, Completion], object]:
+class Own:
+    """The scorer around a user's function.
+
+    For each sample the function returns a number, a dict of parts or None; a function of a batch returns a list of
+    these. A number is the total; of a dict the total is the sum of its parts without those that are None; None
+    abstains, which is a total of 0. `correct` is the ordinary judge's, or whether the part "correct" is at least 1.
+
+    An exception, an overrun, a list of another length, something that is not a number and a number that is not finite
+    are one thing: the sample (with a batch, each of its samples) is marked failed and counted.
+
+    Args:
+        timeout_s: seconds that one call may take.
+        most_failures: share of the latest samples that may fail before RewardError is raised.
+        warn: is given the first failure's traceback.
+    """
+
+    best: Mapping[str, float] = {}
+    paid: frozenset[str] | None = None
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        last_number: bool,
+        timeout_s: float,
+        most_failures: float,
+        warn: Callable[[str], object],
+    ) -> None:
+        self.name = name
+        self.failures = Failures(name, most=most_failures, warn=warn)
+        self._last_number = last_number
+        self._wanted, self._takes_batch = _parameters(function, name)
+        self._calls = Calls(function, timeout_s)
+
+    def __call__(self, samples: Sequence[tuple[Problem, Completion]], *, step: int = 0) -> list[Score]:
+        """One score for each sample, in their order. Raises RewardError when too many failed."""
+        givens = [_Given(p, c, *judge(c.text, p.answer, last_number=self._last_number)) for p, c in samples]
+        self.failures.begin(len(givens))
+        returned = self._returned(givens, step) if givens else []
+        return [self._score(given, value) for given, value in zip(givens, returned, strict=True)]
+
+    def _returned(self, givens: Sequence[_Given], step: int) -> Iterable[object]:
+        """What the function says of each sample, or Failed."""
+        if not self._takes_batch:
+            return self._calls.results([self._arguments(_ONE | _EITHER, given, step) for given in givens])
+        columns = _MANY | _EITHER
+        batch = {name: [columns[name](given) for given in givens] for name in self._wanted if name != STEP}
+        batch |= {STEP: step} if STEP in self._wanted else {}  # type: ignore[dict-item]
+        (value,) = self._calls.results([batch])
+        return _one_each(value, len(givens))
+
+    def _arguments(
+        self, values: Mapping[str, Callable[[_Given], object]], given: _Given, step: int
+    ) -> dict[str, object]:
+        return {name: step if name == STEP else values[name](given) for name in self._wanted}
+
+    def _score(self, given: _Given, value: object) -> Score:
+        parts = value if isinstance(value, Failed) else _parts(value, self.name.rpartition(":")[2])
+        if isinstance(parts, Failed):
+            self.failures.add(given.problem.id, parts)
+            return Score(total=0.0, correct=given.correct, extracted=given.extracted, failed=parts.reason)
+        right = (parts["correct"] or 0.0) >= 1.0 if "correct" in parts else given.correct
+        total = sum(number for number in parts.values() if number is not None)
+        return Score(total=float(total), correct=right, parts=parts, extracted=given.extracted)
+
+
+def _one_each(value: object, count: int) -> Sequence[object]:
+    """The values of a batch; `count` times Failed when it is no list of so many. Nothing is repeated or shifted."""
+    if isinstance(value, Failed):
+        return [value] * count
+    value = value.tolist() if hasattr(value, "tolist") else value  # numpy's and torch's arrays
+    if not isinstance(value, list | tuple):
+        return [Failed("no list", f"TypeError: returned {_shown(value)}, expected a list of {count} values")] * count
+    if len(value) != count:
+        detail = f"ValueError: returned {len(value)} values for {count} samples; expected one for each, in their order"
+        return [Failed("wrong length", detail)] * count
+    return value
+
+
+def _parts(value: object, name: str) -> dict[str, float | None] | Failed:
+    parts: dict[str, float | None] = {}
+    for part, number in (value if isinstance(value, Mapping) else {name: value}).items():
+        parts[str(part)] = found = _number(number)
+        if found is not None and not math.isfinite(found):
+            return Failed("not finite", f"ValueError: returned {_shown(number)} for {part!r}, expected a finite number")
+        if found is None and number is not None:
+            return Failed("no number", f"TypeError: returned {_shown(number)} for {part!r}, expected a number or None")
+    if not math.isfinite(sum(number for number in parts.values() if number is not None)):
+        return Failed("not finite", f"ValueError: the parts {_shown(value)} have no finite sum")
+    return parts
+
+
+def _number(value: Any) -> float | None:
+    """`value` as a float where it is a number, numpy's and torch's scalars included; text is none."""
+    try:
+        return None if value is None or isinstance(value, str | bytes) else float(value)
+    except Exception:  # whatever a user's object raises, it is no number
+        return None
+
+
+def _shown(value: object) -> str:
+    try:
+        shown = repr(value)
+    except Exception:
+        shown = f"a {type(value).__name__}"
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def _parameters(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...], bool]:
+    """The parameters to be given by name, and whether the function takes a batch.
+
+    A parameter with a default and an unknown name keeps its default; **kwargs gets all there is.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise RequestError(f"reward {name!r} is not a function whose parameters can be read; {HOW}") from None
+    wanted = [p.name for p in parameters if p.name in {STEP, *_ONE, *_MANY, *_EITHER}]
+    for parameter in parameters:
+        variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        required = parameter.default is parameter.empty and not variable
+        if parameter.kind is parameter.POSITIONAL_ONLY or (parameter.name not in wanted and required):
+            hint = nearest(parameter.name, {STEP, *_ONE, *_MANY, *_EITHER})
+            hint = f"{hint} " if hint.startswith("did") else ""
+            raise RequestError(f"reward {name!r}: no value is known for its parameter {parameter.name!r}; {hint}{HOW}")
+    takes_batch = any(p in _MANY for p in wanted)
+    if takes_batch and (single := [p for p in wanted if p in _ONE]):
+        raise RequestError(f"reward {name!r} takes both one sample ({single[0]}) and a batch; {HOW}")
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        wanted = [*(_MANY if takes_batch else _ONE), *_EITHER, STEP]
+    return tuple(wanted), takes_batch
+
+
+def _import(reward: str) -> Callable[..., Any]:
     path, _, name = reward.rpartition(":")
     if not Path(path).is_file():
-        raise RequestError(f"reward {reward!r}: there is no file {path!r}; {HOW}")
+        raise RequestError(f"reward {reward!r}: there is no file {path!r}; expected path/to/file.py:function")
     spec = importlib.util.spec_from_file_location(f"peerwise_reward_{Path(path).stem}", path)
     if spec is None or spec.loader is None:
-        raise RequestError(f"reward {reward!r}: {path!r} is not a Python file; {HOW}")
+        raise RequestError(f"reward {reward!r}: {path!r} is not a Python file; expected path/to/file.py:function")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their own module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise RequestError(f"reward {reward!r}: {path} failed to import: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        lines = traceback.format_exception(type(error), error, _from_file(error.__traceback__, path))
+        raise RequestError(f"reward {reward!r}: {path} failed to import:\n{''.join(lines).rstrip()}") from error
     function: Any = getattr(module, name, None)
     if not callable(function):
-        raise RequestError(f"reward {reward!r}: {path} has no function {name!r}; {HOW}")
+        functions = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+        raise RequestError(f"reward {reward!r}: {path} has no function {name!r}; {nearest(name, functions)}")
     return function  # type: ignore[no-any-return]
 
 
-def _score(reward: str, value: object, problem: Problem, completion: Completion, last_number: bool) -> Score:
-    correct, extracted = judge(completion.text, problem.answer, last_number=last_number)
-    parts = value if isinstance(value, Mapping) else {reward.rpartition(":")[2]: value}
-    named = {str(part): _number(reward, problem, str(part), number) for part, number in parts.items()}
-    if "correct" in named:
-        correct = (named["correct"] or 0.0) >= 1.0
-    total = sum(number for number in named.values() if number is not None)
-    return Score(total=float(total), correct=correct, parts=named, extracted=extracted)
-
-
-def _number(reward: str, problem: Problem, part: str, value: Any) -> float | None:
-    """`value` as a finite float, None as it is; numpy and torch scalars count as numbers, text does not."""
-    if value is None:
-        return None
-    try:
-        number = math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise RewardError(
-            f"reward {reward} returned {value!r} for {part!r} on problem {problem.id}, expected a finite number"
-        )
-    return number
+def _from_file(trace: TracebackType | None, path: str) -> TracebackType | None:
+    """The part of a traceback that begins in the user's file; None when it never got there, as for a SyntaxError."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    return trace

@@ -1,47 +1,65 @@
 """Whether two answers are the same: `equal(prediction, gold)`, the same both ways.
 
-Numbers are compared exactly and here; a percentage equals its hundredths and its bare figure (25 % is 0.25 and 25),
-units must agree when both sides give one. Shapes (lists, sets, tuples, intervals, matrices) are compared part by part.
-Only what is left reaches a worker process, under a deadline. Nothing never equals anything.
+Numbers are compared exactly and here; units must agree when both sides give one. Choices, dates, times, ratios and
+words are compared as such; shapes (lists, sets, tuples, intervals, matrices) part by part. Only what is left reaches a
+worker process, under a deadline. Nothing never equals anything. Where graders differ, `policy` decides.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-import time
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from peerwise.rewards import forms, numbers
+from peerwise.rewards import asking, forms, moments, numbers, quantities, relations, units, words
+from peerwise.rewards.asking import Allowance
 from peerwise.rewards.plain import plain
-from peerwise.rewards.units import compatible
-from peerwise.sandbox.pool import DeadlineExceeded, Pool, WorkerFailed
+from peerwise.rewards.policy import DEFAULT, Policy
 
-DEADLINE_S = 3.0
-"""For one comparison, all its parts together."""
 LONGEST = 2000
 """Characters beyond which answers are compared as text only."""
 MOST_WORDS = 12
 MOST_CJK = 40
 """A gold of more words, or more Chinese characters, is a solution rather than an answer."""
 
-_log = logging.getLogger(__name__)
-_CHOICE = re.compile(r"\(?([A-Ja-j])\)?|([A-J](?:[、,， ]{0,2}[A-J]){1,9})|([A-J])[:.)] ?\D.*")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]{3,}|[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*)+")
+Rule = Literal[
+    "nothing", "text", "too long", "number", "choice", "moment", "ratio", "base", "words", "form", "symbolic"
+]
+
 _CJK = re.compile(r"[\u4e00-\u9fff]")
-_IN_BASE = re.compile(r"\d+_(?:\d|\{\d+\})")
-_DIGIT_GROUPS = re.compile(r"\d+(?:[: ]\d+)+|\d+(?:\.\d+){2,}")
-_NAMED = re.compile(r"([A-Za-z](?:_\w)?|[A-Za-z]\([A-Za-z]\)) ?(?:=|\\in ) ?([^=]+)")
+_IN_BASE = re.compile(r"(\d+)_(?:\d+|\{\d+\})")
+_DIGIT_GROUPS = re.compile(r"\d+(?: \d+)+|\d+(?:\.\d+){2,}")
 
 
-def equal(prediction: str | None, gold: str | None) -> bool:
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether two answers are the same, the rule that decided, and whether time ran out on the way.
+
+    Example:
+        compare("0.5", "1/2") == Verdict(True, "number")
+    """
+
+    same: bool
+    rule: Rule
+    timed_out: bool = False
+
+
+def equal(prediction: str | None, gold: str | None, *, policy: Policy = DEFAULT) -> bool:
     """Whether two answers are the same. None and empty text equal nothing, not even each other."""
+    return compare(prediction, gold, policy=policy).same
+
+
+def compare(prediction: str | None, gold: str | None, *, policy: Policy = DEFAULT) -> Verdict:
+    """Whether two answers are the same, and by which rule; never raises, and ends within the deadline."""
     if prediction is None or gold is None:
-        return False
+        return Verdict(False, "nothing")
     one, other = plain(prediction), plain(gold)
     if not one.strip("$. ") or not other.strip("$. "):
-        return False
-    return _same(one, other, time.monotonic() + DEADLINE_S)
+        return Verdict(False, "nothing")
+    allowance = Allowance(policy)
+    same, rule = _decide(one, other, allowance)
+    return Verdict(same, rule, allowance.ran_out)
 
 
 def readable(answer: str) -> bool:
@@ -49,23 +67,56 @@ def readable(answer: str) -> bool:
     text = plain(answer)
     if len(text) > LONGEST or not equal(answer, answer):
         return False
-    words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", text))
-    return len(words) <= MOST_WORDS and len(_CJK.findall(text)) <= MOST_CJK
+    found = re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", text))
+    return len(found) <= MOST_WORDS and len(_CJK.findall(text)) <= MOST_CJK
 
 
-def _same(one: str, other: str, end: float) -> bool:
-    if _text(one) == _text(other):
-        return True
-    if max(len(one), len(other)) > LONGEST:
-        return False
+def _same(one: str, other: str, allowance: Allowance) -> bool:
+    return _decide(one, other, allowance)[0]
+
+
+def _decide(one: str, other: str, allowance: Allowance) -> tuple[bool, Rule]:
+    """The first rule that applies to both texts, and what it says."""
     left, right = numbers.read(one), numbers.read(other)
     if left and right:
-        return _same_quantity(left, right)
-    if (choice := _choice(one)) and (choice == _choice(other)):
-        return True
-    if any(_is_words(text) or _IN_BASE.fullmatch(text) or _DIGIT_GROUPS.fullmatch(text) for text in (one, other)):
-        return _text(one).casefold() == _text(other).casefold()
-    return _same_form(forms.parse(one), forms.parse(other), end)
+        return quantities.same(left, right, allowance.policy), "number"
+    if _text(one) == _text(other):
+        return True, "text"
+    if max(len(one), len(other)) > LONGEST:
+        return False, "too long"
+    if (found := _special(one, other, allowance)) is not None:
+        return found
+    return _same_form(one, other, allowance)
+
+
+def _special(one: str, other: str, allowance: Allowance) -> tuple[bool, Rule] | None:
+    """The rules for answers that are no mathematics; None when none of them applies."""
+    policy = allowance.policy
+    letters, other_letters = words.choice(one), words.choice(other)
+    if letters and other_letters:
+        return letters == other_letters, "choice"
+    for text, rest in ((one, other), (other, one)):
+        if (value := words.value_of_choice(text)) is not None and _same(plain(value), rest, allowance):
+            return True, "choice"
+    moment, other_moment = moments.read(one), moments.read(other)
+    if moment and other_moment and moments.same(moment, other_moment):
+        return True, "moment"
+    if (found := quantities.same_ratio(one, other, policy)) is not None:
+        return found, "ratio"
+    if moment or other_moment:
+        return False, "moment"
+    bases = _IN_BASE.fullmatch(one), _IN_BASE.fullmatch(other)
+    if any(bases):
+        digits = [match[1] if match else text for match, text in zip(bases, (one, other), strict=True)]
+        return policy.bare_base and not all(bases) and digits[0] == digits[1], "base"
+    if any(_is_words(text) or _DIGIT_GROUPS.fullmatch(text) for text in (one, other)):
+        return words.same(one, other), "words"
+    return None
+
+
+def _is_words(text: str) -> bool:
+    """Whether a text, apart from the name it is given to and the unit behind it, is words."""
+    return words.is_words(units.split_tail(relations.split_outside(text, "=")[-1])[0])
 
 
 def _text(text: str) -> str:
@@ -73,65 +124,79 @@ def _text(text: str) -> str:
     return re.sub(r"(?<!\w) | (?!\w)", "", text)
 
 
-def _same_quantity(one: numbers.Quantity, other: numbers.Quantity) -> bool:
-    if not compatible(one.unit, other.unit):
+def _same_form(one: str, other: str, allowance: Allowance) -> tuple[bool, Rule]:
+    left, right = forms.parse(one), forms.parse(other)
+    if _another_equation(one, left, other, right):
+        both_atoms = left.kind == right.kind == "atom" and not (words.is_words(left.name) or words.is_words(right.name))
+        return (_same_atom(one, other, allowance), "symbolic") if both_atoms else (False, "form")
+    if left.kind == right.kind == "atom":
+        if _opened(one, left) or _opened(other, right):
+            return _decide(left.parts[0], right.parts[0], allowance)
+        return _same_atom(left.parts[0], right.parts[0], allowance), "symbolic"
+    return _same_parts(left, right, allowance), "form"
+
+
+def _another_equation(one: str, left: forms.Form, other: str, right: forms.Form) -> bool:
+    """Whether two equations do not give the same thing a value, so that only the whole of them can be compared."""
+    if left.name and right.name:
+        return left.name != right.name
+    return any(
+        named.name and "=" in text and bare.parts == (text,)
+        for named, bare, text in ((left, right, other), (right, left, one))
+    )
+
+
+def _opened(text: str, form: forms.Form) -> bool:
+    """Whether an atom is less than the text it was read from: a name or a calculation was taken off."""
+    return form.kind == "atom" and form.parts[0] != text
+
+
+def _same_parts(one: forms.Form, other: forms.Form, allowance: Allowance) -> bool:
+    kinds = {one.kind, other.kind}
+    turned = allowance.policy.either_vector and all(re.fullmatch(r"matrix (1x\d+|\d+x1)", kind) for kind in kinds)
+    if len(kinds) > 1 and kinds != {"list", "{}"} and not turned:
         return False
-    if one.percent != other.percent:
-        percent, figure = (one, other) if one.percent else (other, one)
-        return figure.value in (percent.value, percent.value * 100)
-    return one.value == other.value
 
+    def same(a: str, b: str) -> bool:
+        return _same(a, b, allowance)
 
-def _choice(text: str) -> str | None:
-    """The letters of a single or multiple choice, sorted; None when `text` is none."""
-    match = _CHOICE.fullmatch(text)
-    return "".join(sorted(set(re.findall("[A-J]", (match[1] or match[2] or match[3]).upper())))) if match else None
-
-
-def _is_words(text: str) -> bool:
-    return bool(_WORDS.fullmatch(text)) or (bool(_CJK.search(text)) and not re.search(r"[\d=<>或和、实]", text))
-
-
-def _same_form(one: forms.Form, other: forms.Form, end: float) -> bool:
-    braces = {one.kind, other.kind} == {"list", "{}"}
-    if (one.kind != other.kind and not braces) or len(one.parts) != len(other.parts):
+    parts, other_parts = ([*form.parts] if form.kind != "{}" else _distinct(form.parts, same) for form in (one, other))
+    if len(parts) != len(other_parts):
         return False
-    if one.kind == "atom":
-        return _same_atom(one.parts[0], other.parts[0], end)
     if one.ordered:
-        return all(_same(a, b, end) for a, b in zip(one.parts, other.parts, strict=True))
-    left = list(other.parts)
-    for part in one.parts:
-        twin = next((candidate for candidate in left if _same(part, candidate, end)), None)
-        if twin is None:
-            return False
-        left.remove(twin)
-    return True
+        return all(same(a, b) for a, b in zip(parts, other_parts, strict=True))
+    return _matched(parts, other_parts, same)
 
 
-def _same_atom(one: str, other: str, end: float) -> bool:
-    named_one, named_other = _NAMED.fullmatch(one), _NAMED.fullmatch(other)
-    if named_one and named_other and named_one[1] == named_other[1]:
-        return _same(named_one[2], named_other[2], end)
-    if named_one and "=" not in other:
-        return _same(named_one[2], other, end)
-    if named_other and "=" not in one:
-        return _same(one, named_other[2], end)
-    if ("=" in one) != ("=" in other):
+def _distinct(parts: Sequence[str], same: Callable[[str, str], bool]) -> list[str]:
+    """The members of a set, each once."""
+    kept: list[str] = []
+    for part in parts:
+        if not any(same(part, earlier) for earlier in kept):
+            kept.append(part)
+    return kept
+
+
+def _matched(parts: Sequence[str], others: Sequence[str], same: Callable[[str, str], bool]) -> bool:
+    """Whether the parts can be paired off one to one, whichever order they are looked at in."""
+    partner: dict[int, int] = {}
+
+    def pair(i: int, tried: set[int]) -> bool:
+        for j, other in enumerate(others):
+            if j not in tried and same(parts[i], other):
+                tried.add(j)
+                if j not in partner or pair(partner[j], tried):
+                    partner[j] = i
+                    return True
         return False
-    return _symbolic(one, other, end)
+
+    return all(pair(i, set()) for i in range(len(parts)))
 
 
-@cache
-def _workers() -> Pool:
-    return Pool(2)
-
-
-def _symbolic(one: str, other: str, end: float) -> bool:
-    """Ask a worker. Running out of time or failing to compare is "not equal", and logged."""
-    first, second = sorted((one, other))  # the same question whichever way round it is asked
-    try:
-        return bool(_workers().run("peerwise.rewards.symbolic:same", (first, second), max(0.0, end - time.monotonic())))
-    except (DeadlineExceeded, WorkerFailed) as error:
-        _log.warning("counted as different: %.80r and %.80r (%s)", one, other, error)
+def _same_atom(one: str, other: str, allowance: Allowance) -> bool:
+    if len({len(relations.split_outside(text, "=")) for text in (one, other)}) > 1:
         return False
+    expressions = quantities.expressions(one, other, allowance.policy)
+    if expressions is None:
+        return False
+    return asking.same_expression(*expressions, allowance, quantities.tolerance(one, other, allowance.policy))

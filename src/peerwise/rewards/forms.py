@@ -1,87 +1,165 @@
 """The outer shape of an answer: a list, set, tuple, interval, union, matrix, or something that has none.
 
-Splits text and never looks at what the parts mean. Inequalities in one variable become intervals. Linear time.
+Splits text and never looks at what the parts mean, except that bounds and excluded points are put in order.
+Inequalities in one variable become intervals. Linear time.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from peerwise.rewards import numbers, relations
+from peerwise.rewards.relations import split_outside
 
 MOST_PARTS = 40
 _OPENING, _CLOSING = "([{", ")]}"
-_REALS = re.compile(r"\\mathbb ?\{?R\}?|全体实数|(?:all )?real numbers")
+_REALS = re.compile(r"\\mathbb ?\{?R\}?|全体实数|一切实数|(?:all )?real numbers", re.IGNORECASE)
+_PUNCTURED = re.compile(r"(?:\\mathbb ?\{?R\}?) ?(?:\\setminus|\\backslash|\\|-) ?\\?\{(.*?)\\?\}")
+_EMPTY = re.compile(r"\\emptyset|空集|(?:the )?empty set|\\?\{ ?\\?\}", re.IGNORECASE)
 _WORDS = re.compile(r",? (?:and|or) |\\(?:and|or|lor|land)(?![A-Za-z])|[或和、;]|以及")
-_MATRIX = re.compile(r"\[?\\begin\{(?:[bpvB]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{(?:[bpvB]?matrix|array)\}\]?")
-_BOUND = r"([^<>=]{1,40}?)"
-_BETWEEN = re.compile(rf"{_BOUND} ?(<|\\le|\\lt) ?([a-zA-Z]) ?(<|\\le|\\lt) ?{_BOUND}")
-_ABOVE = re.compile(rf"([a-zA-Z]) ?(<|>|\\le|\\ge|\\lt|\\gt|\\ne) ?{_BOUND}")
-_BELOW = re.compile(rf"{_BOUND} ?(<|>|\\le|\\ge|\\lt|\\gt) ?([a-zA-Z])")
-_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\lt": "\\gt", "\\gt": "\\lt"}
+_BEGIN = r"\\begin\{(?:([bpvBV]|small)?matrix|array)\}(?:\{[lcr| ]*\})?"
+_MATRIX = re.compile(rf"([\[(|])? ?{_BEGIN}(.*)\\end\{{(?:[bpvBV]|small)?(?:matrix|array)\}} ?[\])|]?")
+_UNION = re.compile(r"(?<=[)\]}]) ?[Uu] ?(?=[(\[{\\])")
+_NAME = re.compile(
+    r"(?:\\?[A-Za-z\u4e00-\u9fff][\w\\ {}'△∠]{0,40}|[△∠|][A-Za-z]{1,4}\|?)(?:\([A-Za-z](?:[,=][ \w]{1,4})?\))?"
+    r"|\([A-Za-z](?:_\w)?(?:, ?[A-Za-z](?:_\w)?)+\)"
+)
+_BUILDER = re.compile(r"\\?\{ ?[A-Za-z](?:\\in ?\\mathbb ?\{?R\}?)? ?(?:\||\\mid|:) ?([^{}]{1,200}?) ?\\?\}")
+_MEMBER = re.compile(r"\\in(?![A-Za-z])")
+_FUNCTION = re.compile(r"[fy](?:\(x\))?")
+_COMMANDS = re.compile(r"\\[A-Za-z]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A kind and its parts.
+    """A kind, its parts, and the name that was given to it.
 
     Example:
-        parse("[2, 5)") == Form("[)", ("2", "5"))
+        parse("x \\\\in [2, 5)") == Form("[)", ("2", "5"), "x")
     """
 
     kind: str
-    """"atom", "list", "{}", "()", "[)", "(]", "[]", "union" or "matrix RxC"."""
+    """"atom", "list", "{}", "()", "[)", "(]", "[]", "union", "punctured" or "matrix RxC"."""
     parts: tuple[str, ...]
+    name: str = ""
 
     @property
     def ordered(self) -> bool:
         """Whether the order of the parts matters."""
-        return self.kind not in ("list", "{}", "union")
+        return self.kind not in ("list", "{}", "union", "punctured")
 
 
 def parse(text: str) -> Form:
     """The form of `text`, which must be plain (see `plain`)."""
-    text = text.strip()
+    text = _UNION.sub(r"\\cup ", text.strip())
+    name, body = _named(text)
+    if name:
+        form = _unnamed(body)
+        return replace(form, name=name)
+    if builder := _BUILDER.fullmatch(body):
+        body = builder[1].strip()
+    if relation := relations.parse(body):
+        return Form(*relation)
+    return _unnamed(body)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """What an equation or membership gives a name to ("x=5" -> "x", "5"); the name is "" where there is none.
+
+    Of worked arithmetic (3*4 = 12, m+n = 3+4 = 7) the body is the result.
+    """
+    if (member := _MEMBER.search(text)) and _NAME.fullmatch(text[: member.start()].strip()):
+        return _tidy_name(text[: member.start()]), text[member.end() :].strip()
+    sides = [side.strip() for side in split_outside(text, "=")]
+    first, last = sides[0], sides[-1]
+    if len(sides) == 1 or not first or not last or any(map(_has_letters, sides[1:-1])):
+        return "", text
+    if _NAME.fullmatch(first):
+        return _tidy_name(first), last
+    if len(sides) > 2 and not _has_letters(last):
+        return "", last
+    if not any(map(_has_letters, sides[:-1])):
+        if _NAME.fullmatch(last):
+            return _tidy_name(last), first
+        if not _has_letters(last) and re.search(r"[\d)}] ?(?:[-+*/×÷^]|\\times|\\cdot|\\div)", first):
+            return "", last
+    return "", text
+
+
+def _has_letters(text: str) -> bool:
+    return bool(re.search(r"[A-Za-z]", _COMMANDS.sub("", text)))
+
+
+def _tidy_name(name: str) -> str:
+    name = re.sub(r"[\s{}]", "", name)
+    return "y" if _FUNCTION.fullmatch(name) else name
+
+
+def _unnamed(text: str) -> Form:
     if _REALS.fullmatch(text):
         return Form("()", ("-\\infty", "\\infty"))
-    if matrix := _MATRIX.fullmatch(text):
-        rows = [[cell.strip() for cell in row.split("&")] for row in re.split(r"\\\\", matrix[1]) if row.strip()]
-        return Form(f"matrix {len(rows)}x{len(rows[0]) if rows else 0}", tuple(cell for row in rows for cell in row))
-    text = _relation(text)
-    if text == "\\emptyset":
+    if _EMPTY.fullmatch(text):
         return Form("{}", ())
+    if punctured := _PUNCTURED.fullmatch(text):
+        return Form(*relations.punctured(split_outside(punctured[1], ","), ""))
+    if matrix := _MATRIX.fullmatch(text):
+        return _matrix(matrix)
     union = text.split("\\cup")
     if len(union) > 1:
         return Form("union", tuple(part.strip() for part in union))
     return _listed(text)
 
 
+def _matrix(match: re.Match[str]) -> Form:
+    rows = [[cell.strip() for cell in row.split("&")] for row in re.split(r"\\\\", match[3]) if row.strip()]
+    bars = "|" if match[1] == "|" or match[2] in ("v", "V") else ""
+    shape = f"{bars}matrix {len(rows)}x{len(rows[0]) if rows else 0}"
+    return Form(shape, tuple(cell for row in rows for cell in row))
+
+
 def _listed(text: str) -> Form:
-    text = text.replace("\\{", "{").replace("\\}", "}")
-    parts = split(_WORDS.sub(",", text))
+    escaped = text.startswith("\\{")
+    text = text.replace("\\{", "{").replace("\\}", "}").replace("\\langle", "(").replace("\\rangle", ")")
+    parts = split(text)
     if len(parts) > 1:
         return Form("list", parts)
     if text[:1] in _OPENING and text[-1:] in _CLOSING and text and _closes_at_end(text):
         inner = split(text[1:-1]) if text[1:-1].strip() else ()
-        if text[0] == "{" or len(inner) > 1:
-            return Form(text[0] + text[-1], inner)
-    if text.startswith("\\pm"):
-        size = text.removeprefix("\\pm").strip()
-        return Form("list", (size, f"-{size}"))
-    return Form("atom", (text,))
+        if rows := _nested_rows(text, inner):
+            return Form(f"matrix {len(rows)}x{len(rows[0])}", tuple(cell for row in rows for cell in row))
+        if (text[0] == "{" and escaped) or len(inner) > 1:
+            return Form(text[0] + text[-1], tuple(part.removeprefix("+") for part in inner))
+    return _either(text)
+
+
+def _nested_rows(text: str, inner: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The rows of a matrix in square brackets, [[1,2],[3,4]]; empty when `text` is none."""
+    if not text.startswith("[[") or not all(part.startswith("[") and part.endswith("]") for part in inner):
+        return []
+    rows = [split(part[1:-1]) for part in inner]
+    return rows if len({len(row) for row in rows}) == 1 and len(rows) * len(rows[0]) <= MOST_PARTS else []
+
+
+def _either(text: str) -> Form:
+    """1 \\pm 2 as the list of both its values; what has no such sign is an atom."""
+    if "\\pm" not in text:
+        return Form("atom", (text,))
+    first = re.sub(r"\\pm ?", "+", text).replace("\\mp", "-").removeprefix("+")
+    second = re.sub(r"\\pm ?", "-", text).replace("\\mp", "+")
+    return Form("list", (first.strip(), second.strip()))
 
 
 def split(text: str) -> tuple[str, ...]:
-    """The parts between the commas that stand outside all brackets; one part when there are too many."""
-    parts, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        if char in _OPENING:
-            depth += 1
-        elif char in _CLOSING:
-            depth -= 1
-        elif char == "," and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    parts.append(text[start:].strip())
+    """The parts between the commas, "and" and "or" that stand outside all brackets; one part when there are too many.
+
+    A comma that separates thousands separates nothing: 1,000 and 2,000.
+    """
+    pieces = [piece for piece in split_outside(_WORDS.sub(";", text), ";") if piece]
+    if len(pieces) > 1:
+        parts = [part for piece in pieces for part in ([piece] if numbers.read(piece) else split_outside(piece, ","))]
+    else:
+        parts = split_outside(text, ",")
     parts = [part for part in parts if part]
     return tuple(parts) if len(parts) <= MOST_PARTS else (text,)
 
@@ -93,27 +171,3 @@ def _closes_at_end(text: str) -> bool:
         if depth == 0:
             return i == len(text) - 1
     return False
-
-
-def _relation(text: str) -> str:
-    """An inequality in one variable as an interval; other text unchanged."""
-    if match := _BETWEEN.fullmatch(text):
-        low, left, _, right, high = match.groups()
-        return f"{'[' if left == chr(92) + 'le' else '('}{low},{high}{']' if right == chr(92) + 'le' else ')'}"
-    if match := _ABOVE.fullmatch(text):
-        return _ray(match[2], match[3].strip())
-    if match := _BELOW.fullmatch(text):
-        return _ray(_FLIPPED[match[2]], match[1].strip())
-    return text
-
-
-def _ray(relation: str, bound: str) -> str:
-    return {
-        "<": f"(-\\infty,{bound})",
-        "\\lt": f"(-\\infty,{bound})",
-        "\\le": f"(-\\infty,{bound}]",
-        ">": f"({bound},\\infty)",
-        "\\gt": f"({bound},\\infty)",
-        "\\ge": f"[{bound},\\infty)",
-        "\\ne": f"(-\\infty,{bound})\\cup({bound},\\infty)",
-    }[relation]

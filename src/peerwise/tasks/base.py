@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peerwise.errors import DataError, RequestError, nearest
-from peerwise.tasks import arithmetic, files, gsm8k, math, procedural, prompts, splits
+from peerwise.tasks import arithmetic, files, gsm8k, inspect, math, procedural, programs, prompts, splits
 from peerwise.tasks.source import Pool, ProblemSet, Request, Task
 from peerwise.tasks.splits import drop_overlong, without_questions
 
@@ -34,6 +34,9 @@ TASKS: dict[str, Task] = {
     "math": math.load,
     "files": files.load,
     "reasoning-gym": procedural.load,
+    "mbpp": programs.mbpp,
+    "humaneval": programs.humaneval,
+    "programs": programs.load,
 }
 GENERATED = frozenset({"arithmetic", "reasoning-gym"})
 """Tasks that make their problems; the others read them."""
@@ -61,14 +64,18 @@ def load_task(
     limit: int | None = None,
     held_out: int | None = 256,
     seed: int = 0,
+    encoding: str = "utf-8",
+    max_faulty: float = inspect.MOST_FAULTY,
+    same: splits.Same = splits.same_text,
 ) -> TaskData:
     """Load the task called `name`; the arguments mean what the recipe's `[task]` fields of the same name mean.
 
     `held_out` is how many evaluation problems are wanted: taken from `eval_split`, else from the task's own test split
-    (None all of it), else held out of `split`. Their questions are removed from the training problems.
+    (None all of it), else held out of `split`. Their questions are removed from the training problems. `same` says
+    whether two golds of one question agree.
 
     Raises RequestError for an unknown task, template or parameter, DataError for data that cannot be used or when no
-    training problem is left.
+    training problem is left, or when too many rows cannot be read.
     """
     if name not in TASKS:
         raise RequestError(f"unknown task {name!r}; {nearest(name, TASKS)}")
@@ -81,9 +88,12 @@ def load_task(
         params=params or {},
         held_out=held_out,
         seed=seed,
+        encoding=encoding,
     )
     pool = TASKS[name](request)
-    train, evaluation = splits.hold_out(pool, held_out, seed)
+    for part in filter(None, (pool.train, pool.test)):
+        inspect.refuse_above(f"task {name!r}", part, share=max_faulty, reasons=inspect.UNREADABLE)
+    train, evaluation = splits.hold_out(pool, held_out, seed, same)
     train = splits.first(train, limit)
     if not train.problems:
         reasons = ", ".join(f"{count} {reason}" for reason, count in train.dropped.items()) or "the source is empty"
@@ -102,6 +112,7 @@ def load_evaluation(
     params: Mapping[str, Any] | None = None,
     held_out: int | None = None,
     seed: int = 0,
+    encoding: str = "utf-8",
 ) -> ProblemSet:
     """Problems to measure a model on, with nothing set aside for training.
 
@@ -123,8 +134,10 @@ def load_evaluation(
         params=params or {},
         held_out=held_out,
         seed=seed,
+        encoding=encoding,
     )
     pool = TASKS[name](request)
     problems = pool.test if generated and pool.test is not None else pool.train
+    inspect.refuse_above(f"task {name!r}", problems, reasons=inspect.UNREADABLE)
     chosen = splits.shuffled(problems.problems, seed, "held out")[:held_out]
-    return ProblemSet(problems=tuple(chosen), dropped=problems.dropped)
+    return ProblemSet(problems=tuple(chosen), dropped=problems.dropped, examples=problems.examples)

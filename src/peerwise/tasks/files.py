@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from peerwise.errors import DataError, RequestError, nearest
+from peerwise.errors import RequestError, nearest
 from peerwise.records import Message, Problem
 from peerwise.tasks import rows
+from peerwise.tasks.formats import MALFORMED
 from peerwise.tasks.source import Pool, ProblemSet, Request
 
 COLUMNS = ("prompt", "answer", "solution")
-SHOWN_LINES = 5
+_WAY_OUT = "; map names with --task.columns ROLE=NAME (of eval and data: --columns)"
 
 
 def load(request: Request) -> Pool:
-    """The file's problems. Raises DataError for a missing column, a malformed row or an empty prompt or answer."""
+    """The file's problems; rows that cannot be read, lack a column or leave it empty are counted by reason."""
     if request.path is None:
         raise RequestError("task 'files' needs a file or folder; give --task.path")
     if request.params:
@@ -34,52 +35,45 @@ def load(request: Request) -> Pool:
 
 def _read(request: Request, path: str, split: str) -> ProblemSet:
     file = rows.locate(path, split, request.split)
-    found = rows.read(file)
     columns = {role: request.columns.get(role, role) for role in COLUMNS}
-    empty = [row.line for row in found if not row.text(columns["answer"])]
-    if empty:
-        shown = ", ".join(map(str, empty[:SHOWN_LINES])) + (" ..." if len(empty) > SHOWN_LINES else "")
-        raise DataError(
-            f"{file}: {len(empty)} row(s) with an empty {columns['answer']!r}, line {shown}; fill or remove them"
-        )
     name = f"files/{file.absolute().parent.name}/{file.stem}"
-    return ProblemSet(problems=tuple(_problem(row, request, columns, f"{name}/{row.line}") for row in found))
+    found = rows.scan(file, request.encoding)
+    return rows.problems(found, lambda row: _problem(row, request, columns, f"{name}/{row.line}"))
 
 
 def _problem(row: rows.Row, request: Request, columns: dict[str, str], name: str) -> Problem:
-    answer = row.text(columns["answer"])
-    chat = _chat(row, columns["prompt"])
-    solution = None
-    if "solution" in request.columns or columns["solution"] in row.values:
-        solution = row.text(columns["solution"]) or None
-    if solution and not chat:
-        solution = rows.with_statement(solution, answer, request.template)
+    answer = row.filled(columns["answer"], _WAY_OUT)
+    messages = chat(row, columns["prompt"])
+    given = solution = _solution(row, request, columns["solution"])
+    if given and not messages:
+        solution = rows.with_statement(given, answer, request.template)
     rest = {key: value for key, value in row.values.items() if key not in columns.values() and _is_scalar(value)}
+    if solution != given:
+        rest[rows.STATEMENT_ADDED] = True
     return Problem(
         id=name,
         task="files",
-        messages=chat or request.template.ask(_question(row, columns["prompt"])),
+        messages=messages or request.template.ask(row.filled(columns["prompt"], _WAY_OUT)),
         answer=answer,
         solution=solution,
         meta={"line": row.line, **rest},
     )
 
 
-def _question(row: rows.Row, column: str) -> str:
-    question = row.text(column)
-    if not question:
-        raise DataError(f"{row.place}: {column!r} is empty; fill or remove the row")
-    return question
+def _solution(row: rows.Row, request: Request, column: str) -> str | None:
+    named = "solution" in request.columns
+    return row.text(column, _WAY_OUT) or None if named or column in row.values else None
 
 
-def _chat(row: rows.Row, column: str) -> tuple[Message, ...] | None:
-    """The messages when the prompt is a list of them, None when it is text."""
+def chat(row: rows.Row, column: str) -> tuple[Message, ...] | None:
+    """The messages when the column is a list of them, None when it is text. Raises Flaw for any other list."""
     given = row.values.get(column)
     if not isinstance(given, list):
         return None
     if not given or not all(_is_message(message) for message in given):
         shown = json.dumps(given, ensure_ascii=False, default=str)[:80]
-        raise DataError(f'{row.place}: {column!r} is {shown}, expected [{{"role": "user", "content": "..."}}, ...]')
+        detail = f'{column!r} is {shown}, expected [{{"role": "user", "content": "..."}}, ...]'
+        raise row.flaw(MALFORMED, detail)
     return tuple(Message(role=message["role"], content=message["content"]) for message in given)
 
 

@@ -6,6 +6,7 @@ From a folder with train.jsonl and test.jsonl, from one file, or from the hub (o
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from peerwise.errors import RequestError
 from peerwise.records import Problem
@@ -17,7 +18,7 @@ NO_GOLD = "no answer after ####"
 
 
 def load(request: Request) -> Pool:
-    """Both splits; rows without `####` are dropped and counted."""
+    """Both splits; rows that cannot be read or have no `####` are dropped and counted."""
     if request.params or request.columns:
         raise RequestError("task 'gsm8k' takes neither params nor columns; use task 'files' for data of another shape")
     own_test = "test" if request.path is None or rows.has_split(request.path, "test") else None
@@ -26,25 +27,23 @@ def load(request: Request) -> Pool:
 
 def _read(request: Request, split: str) -> ProblemSet:
     if request.path is None:
-        source = rows.hub("openai/gsm8k", "main", split)
+        source: Iterable[rows.Row | rows.Flaw] = rows.hub("openai/gsm8k", "main", split)
     else:
-        source = rows.read(rows.locate(request.path, split, request.split))
-    problems = tuple(p for row in source if (p := _problem(row, request, split)))
-    lost = len(source) - len(problems)
-    return ProblemSet(problems=problems, dropped={NO_GOLD: lost} if lost else {})
+        source = rows.scan(rows.locate(request.path, split, request.split), request.encoding)
+    return rows.problems(source, lambda row: _problem(row, request, split))
 
 
-def _problem(row: rows.Row, request: Request, split: str) -> Problem | None:
+def _problem(row: rows.Row, request: Request, split: str) -> Problem:
     worked, _, gold = row.text("answer").rpartition("####")
     gold = gold.replace(",", "").replace("$", "").strip()
     if not worked.strip() or not gold:
-        return None
+        raise row.flaw(NO_GOLD, "its answer does not end in worked steps, #### and the result")
     steps = _CALCULATOR_NOTE.sub("", worked).strip()
     return Problem(
         id=f"gsm8k/{split}/{row.line}",
         task="gsm8k",
-        messages=request.template.ask(row.text("question")),
+        messages=request.template.ask(row.filled("question")),
         answer=gold,
         solution=f"{steps}\n{request.template.state(gold)}",
-        meta={"line": row.line},
+        meta={"line": row.line, rows.STATEMENT_ADDED: True},
     )

@@ -10,7 +10,7 @@ import re
 from peerwise.errors import RequestError
 from peerwise.records import Problem
 from peerwise.tasks import rows
-from peerwise.tasks.source import Pool, ProblemSet, Request
+from peerwise.tasks.source import Pool, ProblemSet, Request, merged
 
 SUBJECTS = (
     "algebra",
@@ -25,7 +25,7 @@ NO_BOX = "no complete \\boxed in the solution"
 
 
 def load(request: Request) -> Pool:
-    """Both splits; rows without a complete box are dropped and counted."""
+    """Both splits; rows that cannot be read or have no complete box are dropped and counted."""
     if request.params or request.columns:
         raise RequestError("task 'math' takes neither params nor columns; use task 'files' for data of another shape")
     own_test = "test" if request.path is None or rows.has_split(request.path, "test") else None
@@ -49,29 +49,26 @@ def last_box(text: str) -> str | None:
 
 
 def _read(request: Request, split: str) -> ProblemSet:
-    if request.path is None:
-        named = {subject: rows.hub("EleutherAI/hendrycks_math", subject, split) for subject in SUBJECTS}
-    else:
-        named = {"": rows.read(rows.locate(request.path, split, request.split))}
-    found = [
-        _problem(row, request, "/".join(filter(None, ("math", split, subject, str(row.line)))))
-        for subject, subject_rows in named.items()
-        for row in subject_rows
-    ]
-    problems = tuple(problem for problem in found if problem)
-    lost = len(found) - len(problems)
-    return ProblemSet(problems=problems, dropped={NO_BOX: lost} if lost else {})
+    if request.path is not None:
+        found = rows.scan(rows.locate(request.path, split, request.split), request.encoding)
+        return rows.problems(found, lambda row: _problem(row, request, f"math/{split}/{row.line}"))
+    return merged(_subject(request, split, subject) for subject in SUBJECTS)
 
 
-def _problem(row: rows.Row, request: Request, name: str) -> Problem | None:
+def _subject(request: Request, split: str, subject: str) -> ProblemSet:
+    found = rows.hub("EleutherAI/hendrycks_math", subject, split)
+    return rows.problems(found, lambda row: _problem(row, request, f"math/{split}/{subject}/{row.line}"))
+
+
+def _problem(row: rows.Row, request: Request, name: str) -> Problem:
     solution = row.text("solution")
     gold = last_box(solution)
     if gold is None:
-        return None
+        raise row.flaw(NO_BOX, "its solution has no complete \\boxed{...}")
     return Problem(
         id=name,
         task="math",
-        messages=request.template.ask(row.text("problem")),
+        messages=request.template.ask(row.filled("problem")),
         answer=gold,
         solution=rows.with_statement(solution, gold, request.template),
         meta={"line": row.line, **{key: row.values[key] for key in ("level", "type") if key in row.values}},

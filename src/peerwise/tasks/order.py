@@ -1,4 +1,4 @@
-"""The order in which training problems are met: a pure function of the seed and the position in the stream.
+"""The order in which training problems, or pairs, are met: a pure function of the seed and the position in the stream.
 
 A run that is resumed needs its position and nothing else. Knows nothing of steps or batches.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 from peerwise.errors import RequestError
-from peerwise.records import Problem
+
+Item = TypeVar("Item")
 
 
-class Order:
-    """An endless stream over one or more sets of problems.
+class Order(Generic[Item]):
+    """An endless stream over one or more sets of problems, or of whatever else is learned from.
 
     Each set is met in epochs: every problem once, in a new permutation each time. Several sets are interleaved so that
     in the first n problems each has its share of n by weight, to within 1 (Tijdeman, The chairman assignment problem,
@@ -24,7 +26,7 @@ class Order:
         Order([gsm8k, math], [2, 1], seed=0).take(0, 8)
     """
 
-    def __init__(self, sets: Sequence[Sequence[Problem]], weights: Sequence[float], *, seed: int) -> None:
+    def __init__(self, sets: Sequence[Sequence[Item]], weights: Sequence[float], *, seed: int) -> None:
         if not sets or len(sets) != len(weights) or not all(sets) or min(weights) <= 0:
             raise RequestError(
                 f"{len(sets)} sets of {[len(s) for s in sets]} problems with weights {list(weights)}: "
@@ -37,7 +39,7 @@ class Order:
         self._counts = [0] * len(sets)
         self._permutation = lru_cache(maxsize=4 * len(sets))(self._permute)
 
-    def take(self, position: int, count: int) -> list[Problem]:
+    def take(self, position: int, count: int) -> list[Item]:
         """The problems at stream positions [position, position + count)."""
         return [self._at(i) for i in range(position, position + count)]
 
@@ -45,7 +47,7 @@ class Order:
         """How many times over the problems of all sets together have been met before `position`."""
         return position / sum(map(len, self._sets))
 
-    def _at(self, position: int) -> Problem:
+    def _at(self, position: int) -> Item:
         which, index = (0, position) if len(self._sets) == 1 else self._scheduled(position)
         epoch, place = divmod(index, len(self._sets[which]))
         return self._sets[which][self._permutation(which, epoch)[place]]

@@ -41,6 +41,8 @@ _ALL = (
     Template("boxed-zh", "请一步一步推理，最后把答案写在 \\boxed{} 中。", "\\boxed{{answer}}"),
     Template("answer-zh", "请一步一步推理，最后一行写 ### 答案: [..]", "### 答案: [{answer}]"),
     Template("lines", "One step per line, then \\boxed{answer}.", "\\boxed{{answer}}"),
+    Template("code", "Write the complete Python code in one ```python block.", "```python\n{answer}\n```"),
+    Template("code-zh", "请把完整的 Python 代码写在一个 ```python 代码块中。", "```python\n{answer}\n```"),
     Template("plain", "", "The answer is {answer}."),
 )
 TEMPLATES: dict[str, Template] = {template.name: template for template in _ALL}

@@ -1,22 +1,38 @@
-"""Rows of data files and hub data sets, with the line each came from.
+"""Rows of data files and hub data sets, with the line each came from, and problems made of them.
 
-Reads UTF-8 JSON lines, CSV and parquet. Knows nothing of what the columns mean. Libraries are imported when needed.
+A row that cannot be read is a Flaw among the rows, so that whoever reads can count it and go on. Knows nothing of what
+the columns mean. Libraries are imported when needed.
 """
 
 from __future__ import annotations
 
-import csv
-import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from peerwise.errors import DataError
+from peerwise.records import Problem
+from peerwise.tasks.formats import MALFORMED, READERS, Damage, check_encoding
 from peerwise.tasks.prompts import Template
-from peerwise.tasks.source import Pool, ProblemSet, Request
+from peerwise.tasks.source import EXAMPLES, Example, Pool, ProblemSet, Request
 
-_BOM = b"\xef\xbb\xbf"
+MISSING = "missing"
+
+STATEMENT_ADDED = "statement_added"
+"""Key of `Problem.meta`: the last line of the solution is not the source's own."""
+
+
+class Flaw(DataError):
+    """Why one row cannot be used: where it is, the `reason` in one word, and a sentence for people.
+
+    `scan` yields it, what makes problems of rows raises it, `problems` counts it.
+    """
+
+    def __init__(self, line: int, place: str, reason: str, detail: str) -> None:
+        super().__init__(f"{place}: {detail}")
+        self.line, self.reason = line, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +45,56 @@ class Row:
     """ "path, line 3"."""
     values: dict[str, Any]
 
-    def text(self, column: str) -> str:
+    def flaw(self, reason: str, detail: str) -> Flaw:
+        """What is wrong with this row, to be raised."""
+        return Flaw(self.line, self.place, reason, detail)
+
+    def text(self, column: str, way_out: str = "") -> str:
         """The column as text, numbers written out and whole ones without a decimal point; "" for null.
 
-        Raises DataError when the column is missing, listing those that are there, or holds a list or object.
+        Raises Flaw when the column is missing, listing those that are there and adding the `way_out`, or when it is
+        neither text nor a number.
         """
         if column not in self.values:
-            found = ", ".join(map(str, self.values)) or "none"
-            raise DataError(f"{self.place}: no column {column!r}; found: {found}; map names with --task.columns")
+            found = ", ".join(map(str, self.values))[:200] or "none"
+            raise self.flaw(MISSING, f"no column {column!r}; found: {found}{way_out}")
         value = self.values[column]
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, list | dict):
-            raise DataError(f"{self.place}: column {column!r} is a {type(value).__name__}, expected text or a number")
+        if isinstance(value, list | dict | bytes):
+            kind = type(value).__name__
+            raise self.flaw(MALFORMED, f"column {column!r} is a {kind}, expected text or a number")
         text = "" if value is None else str(value).strip()
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise DataError(f"{self.place}: column {column!r} holds half a character ({error.reason})") from None
+            raise self.flaw(MALFORMED, f"column {column!r} holds half a character ({error.reason})") from None
         return text
+
+    def filled(self, column: str, way_out: str = "") -> str:
+        """`text`, which must not be empty."""
+        text = self.text(column, way_out)
+        if not text:
+            raise self.flaw(MISSING, f"{column!r} is empty; fill or remove the row")
+        return text
+
+
+def problems(source: Iterable[Row | Flaw], make: Callable[[Row], Problem]) -> ProblemSet:
+    """A problem of each row; rows that cannot be read, or of which `make` raises a Flaw, are counted by reason."""
+    made: list[Problem] = []
+    dropped: Counter[str] = Counter()
+    examples: dict[str, list[Example]] = defaultdict(list)
+    for item in source:
+        try:
+            if isinstance(item, Flaw):
+                raise item
+            made.append(make(item))
+        except Flaw as flaw:
+            dropped[flaw.reason] += 1
+            if len(examples[flaw.reason]) < EXAMPLES:
+                examples[flaw.reason].append(Example(flaw.line, str(flaw)))
+    shown = {reason: tuple(found) for reason, found in examples.items()}
+    return ProblemSet(problems=tuple(made), dropped=dict(dropped), examples=shown)
 
 
 def pool(request: Request, read_split: Callable[[str], ProblemSet], own_test: str | None) -> Pool:
@@ -89,18 +136,42 @@ def has_split(path: str, split: str) -> bool:
     return any((Path(path).expanduser() / f"{split}{suffix}").is_file() for suffix in READERS)
 
 
-def read(path: Path) -> list[Row]:
-    """Every row of a file. Raises DataError for one that is unreadable, malformed (with its line) or empty."""
+def scan(path: Path, encoding: str = "utf-8") -> Iterator[Row | Flaw]:
+    """The rows of a file one by one, a Flaw in place of each that cannot be read.
+
+    Raises:
+        RequestError: there is no such encoding.
+        DataError: a file that cannot be opened, is of another format as a whole, or is empty.
+    """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{path}: cannot read {path.suffix or 'a file without suffix'}; expected {', '.join(READERS)}")
+    check_encoding(encoding)
+    empty = True
     try:
-        rows = [Row(line, f"{path}, line {line}", values) for line, values in reader(path)]
+        for line, values in reader(path, encoding):
+            empty = False
+            place = f"{path}, line {line}"
+            yield (
+                Flaw(line, place, values.reason, values.detail)
+                if isinstance(values, Damage)
+                else Row(line, place, values)
+            )
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if not rows:
+        reason = error.strerror or " ".join(str(error).split())
+        raise DataError(f"{path}: cannot be read ({reason})") from None
+    if empty:
         raise DataError(f"{path}: the file has no rows")
-    return rows
+
+
+def read(path: Path, encoding: str = "utf-8") -> list[Row]:
+    """Every row of a file; its first flaw is raised."""
+    found: list[Row] = []
+    for item in scan(path, encoding):
+        if isinstance(item, Flaw):
+            raise item
+        found.append(item)
+    return found
 
 
 def hub(name: str, config: str, split: str) -> list[Row]:
@@ -115,67 +186,3 @@ def hub(name: str, config: str, split: str) -> list[Row]:
             "give a local copy with --task.path"
         ) from error
     return [Row(i, f"{name}, row {i}", dict(values)) for i, values in enumerate(data, 1)]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Decoded lines from 1 on; a line that is not UTF-8 is an error that names it."""
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
-            try:
-                yield number, raw.removeprefix(_BOM if number == 1 else b"").decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: its byte {error.start + 1} is no UTF-8; "
-                    "convert the file, e.g. iconv -f GB18030 -t UTF-8"
-                ) from None
-
-
-def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error}); expected one object a line") from None
-        if not isinstance(values, dict):
-            raise DataError(f"{path}, line {number}: a JSON {type(values).__name__}, expected an object")
-        yield number, values
-
-
-def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    at = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal at
-        for number, line in _lines(path):
-            at = number
-            yield line
-
-    reader = csv.DictReader(lines(), strict=True)
-    try:
-        for values in reader:
-            if None in values or None in values.values():
-                columns = len(reader.fieldnames or ())
-                raise DataError(f"{path}, line {at}: not {columns} fields as in the header")
-            yield at, values
-    except csv.Error as error:
-        raise DataError(f"{path}, line {at}: not CSV ({error})") from None
-
-
-def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: not a parquet file ({error})") from None
-    yield from enumerate(rows, 1)
-
-
-READERS: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
-    ".jsonl": _json_lines,
-    ".csv": _csv,
-    ".parquet": _parquet,
-}

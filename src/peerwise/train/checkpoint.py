@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -45,8 +46,8 @@ class State:
     """Steps done over all stages."""
     position: int
     """Problems taken from this stage's stream."""
-    carried: dict[str, float] = field(default_factory=dict)
-    """What the method itself takes from one step to the next, such as an adaptive KL coefficient."""
+    carried: dict[str, Any] = field(default_factory=dict)
+    """What the method itself takes from one step to the next, such as an adaptive KL coefficient; plain values."""
 
     @property
     def ends_stage(self) -> bool:

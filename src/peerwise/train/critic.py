@@ -18,7 +18,7 @@ from peerwise.recipe.schema import Stage
 from peerwise.records import Group
 from peerwise.train.batch import micro_batches
 from peerwise.train.optimizer import MasterWeights, make_optimizer
-from peerwise.train.step import packed_groups, store
+from peerwise.train.step import counted_of, packed_groups, store
 
 
 class Critic:
@@ -45,15 +45,22 @@ class Critic:
         for row, reward in enumerate(rewards.float()):
             paid[row][-1] += reward
         advantages, self.returns = gae(paid, self.values, discount=self.settings.discount, trace=self.settings.trace)
-        flat = whitened(torch.cat(advantages), centre=True, scale=True)
+        counted = torch.cat([c.expand(len(row)) for c, row in zip(counted_of(groups), advantages, strict=True)])
+        flat = whitened(torch.cat(advantages), centre=True, scale=True, counted=counted)
         return list(torch.split(flat, [len(row) for row in advantages]))
 
     def step(self, groups: Sequence[Group], metrics: Metrics, *, passes: int, learning_rate: float) -> None:
-        """`passes` optimizer steps towards the returns, over all tokens of the batch."""
+        """`passes` optimizer steps towards the returns, over all tokens of answers that have a reward."""
         packed = packed_groups(groups)
         lengths = torch.tensor([len(row) for row in self.returns])
-        weights = token_weights(lengths, "token")
-        everything = torch.cat(self.values), torch.cat(self.returns)
+        counted = counted_of(groups)
+        weights = token_weights(torch.where(counted, lengths, 0), "token")
+        everything = tuple(
+            torch.cat([row for row, taken in zip(rows, counted, strict=True) if taken] or [torch.zeros(0)])
+            for rows in (self.values, self.returns)
+        )
+        if not len(everything[0]):
+            return
         metrics.add("value/mean", float(everything[0].sum()), len(everything[0]))
         metrics.add("value/explained", explained_variance(*everything))
         device = self.network.head.weight.device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -32,23 +33,28 @@ class Learner(ABC):
     def save_batch(self, name: str) -> None:
         """Keep the last batch for going through it by hand."""
 
+    _position: int = 0
+
     @property
     def position(self) -> int:
-        """Problems taken from the stage's stream."""
-        assert self.sampling is not None
-        return self.sampling.position
+        """Problems, or whatever else the stage goes through, taken from its stream."""
+        return self._position if self.sampling is None else self.sampling.position
 
     @position.setter
     def position(self, position: int) -> None:
-        assert self.sampling is not None
-        self.sampling.position = position
+        if self.sampling is None:
+            self._position = position
+        else:
+            self.sampling.position = position
 
-    def carried(self) -> dict[str, float]:
-        """What the next step needs to know of the last one, besides weights and position."""
-        return {}
+    def carried(self) -> dict[str, Any]:
+        """What the next step needs to know of the last ones besides weights and position, as plain JSON values."""
+        return {} if self.sampling is None else self.sampling.carried()
 
-    def carry(self, values: Mapping[str, float]) -> None:  # noqa: B027  most methods carry nothing
+    def carry(self, values: Mapping[str, Any]) -> None:
         """Go on from `carried` of a checkpoint."""
+        if self.sampling is not None:
+            self.sampling.carry(values)
 
     def tensors(self) -> dict[str, Tensor]:
         """What the method trains beside the policy: weights, and moments under names that begin with "optimizer/"."""

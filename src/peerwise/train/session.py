@@ -15,18 +15,24 @@ from typing import Any
 import torch
 
 from peerwise.errors import DataError, RecipeError
-from peerwise.evaluate.run import make_generator, measure, readable
+from peerwise.evaluate.run import make_generator, measure
+from peerwise.evaluate.task import checked, scorer_of, try_reward
 from peerwise.metrics.console import Console
 from peerwise.metrics.write import RunFiles
 from peerwise.models.load import Policy, load
 from peerwise.models.lora import add_lora
-from peerwise.recipe.method import with_steps
-from peerwise.recipe.schema import Recipe, Rollout, Task
+from peerwise.recipe.method import samples, with_steps
+from peerwise.recipe.schema import Recipe, Rollout, Stage, Task
 from peerwise.records import Problem
-from peerwise.rewards.rubric import Scorer, build
+from peerwise.rewards.equal import equal
+from peerwise.rewards.rubric import Scorer
 from peerwise.rollout.base import Generator
+from peerwise.tasks import prompts
 from peerwise.tasks.base import ProblemSet, TaskData, drop_overlong, load_task, without_questions
+from peerwise.tasks.inspect import summary
 from peerwise.tasks.order import Order
+from peerwise.tasks.pairs import Pair, load_pairs
+from peerwise.train.curriculum import curriculum
 
 
 @dataclass(slots=True)
@@ -40,7 +46,11 @@ class Problems:
     splits: dict[str, str] = field(default_factory=dict)
     """What the held-out problems of each task are."""
 
-    def order(self, seed: int) -> Order:
+    def by_id(self) -> dict[tuple[str, str], Problem]:
+        """The training problems by task and id."""
+        return {(label, problem.id): problem for label, members in self.train.items() for problem in members}
+
+    def order(self, seed: int) -> Order[Problem]:
         """The stream of training problems, tasks mixed by weight."""
         return Order(list(self.train.values()), [task.weight for task in self.tasks.values()], seed=seed)
 
@@ -54,6 +64,8 @@ class Session:
     problems: Problems
     files: RunFiles
     console: Console
+    pairs: dict[str, tuple[Pair, ...]] = field(default_factory=dict)
+    """By stage, for the stages that learn from a file of pairs."""
 
     @property
     def folder(self) -> Path:
@@ -118,9 +130,11 @@ def open_session(recipe: Recipe, folder: Path, console: Console) -> Session:
     recipe = with_steps(recipe, sum(map(len, problems.train.values())))
     policy = load_policy(recipe)
     _fit(problems, policy, recipe, console)
+    _check_curricula(problems, recipe)
+    pairs = {name: _stage_pairs(name, stage, policy, recipe, console) for name, stage in recipe.stage.items()}
     files = RunFiles(folder)
     console.log_to(folder / "run.log")
-    return Session(recipe, policy, problems, files, console)
+    return Session(recipe, policy, problems, files, console, {name: found for name, found in pairs.items() if found})
 
 
 def load_policy(recipe: Recipe) -> Policy:
@@ -145,16 +159,19 @@ def load_problems(recipe: Recipe, console: Console) -> Problems:
     Raises:
         DataError: nothing to train or to evaluate on, golds that cannot be read, an sft stage without solutions.
     """
+    longest = max(stage.rollout.max_new_tokens for stage in recipe.stage.values())
     problems = Problems()
     found: dict[str, TaskData] = {}
     for settings in recipe.tasks:
         label = settings.name
         while label in problems.tasks:
             label = f"{settings.name}-{len(problems.tasks) + 1}"
-        found[label] = load_task(**settings.source, held_out=recipe.evaluation.problems, seed=recipe.run.seed)
+        found[label] = load_task(
+            **settings.source, held_out=recipe.evaluation.problems, seed=recipe.run.seed, same=equal
+        )
         problems.tasks[label] = settings
         problems.splits[label] = found[label].split
-        problems.scorers[label] = build(settings.reward, settings.reward_weights, last_number=settings.last_number)
+        problems.scorers[label] = scorer_of(settings, longest=longest, warn=console.warn)
     held_out = [problem for data in found.values() for problem in data.held_out.problems]
     for label, data in found.items():
         if not data.held_out.problems:
@@ -162,15 +179,16 @@ def load_problems(recipe: Recipe, console: Console) -> Problems:
                 f"task {label!r} has no problem left to be held out for evaluation; give more problems, a test split "
                 "(--task.eval-split) or hold out fewer (--evaluation.problems)"
             )
-        train = readable(label, without_questions(data.train, held_out))
+        settings = problems.tasks[label]
+        train = checked(label, without_questions(data.train, held_out), settings, solutions=True)
         if not train.problems:
             raise DataError(f"task {label!r}: every training problem is held out for evaluation by some task")
         problems.train[label] = _labelled(train, label)
-        problems.held_out[label] = _labelled(readable(label, data.held_out), label)
-        for what, members in (("to train on", train), (f"held out ({data.split})", data.held_out)):
-            dropped = ", ".join(f"{count} {reason}" for reason, count in members.dropped.items() if count)
-            count = len(members.problems)
-            console.note(f"task {label}: {count} {what}" + (f"; left out: {dropped}" if dropped else ""))
+        measured = checked(label, data.held_out, settings, solutions=False)
+        problems.held_out[label] = _labelled(measured, label)
+        for what, members in (("to train on", train), (f"held out ({data.split})", measured)):
+            console.note(f"task {label}, {what}: {summary(members)}")
+        try_reward(label, problems.train[label], settings, longest=longest, warn=console.warn)
     _check_solutions(problems, recipe)
     return problems
 
@@ -187,6 +205,45 @@ def _check_solutions(problems: Problems, recipe: Recipe) -> None:
             f"stage {stages[0]!r} is sft, which needs worked solutions, and no training problem has one; map the "
             "column that holds them (--task.columns solution=NAME) or leave the stage out"
         )
+
+
+def _check_curricula(problems: Problems, recipe: Recipe) -> None:
+    """Refuse a curriculum by something that the data does not say of every problem."""
+    members = [problem for of_task in problems.train.values() for problem in of_task]
+    for stage in recipe.stage.values():
+        if samples(stage):
+            curriculum(stage.curriculum, members, steps=stage.steps, seed=0)
+
+
+def _stage_pairs(name: str, stage: Stage, policy: Policy, recipe: Recipe, console: Console) -> tuple[Pair, ...]:
+    """The pairs that a stage learns from, those that do not fit left out and counted; none where it reads no file."""
+    if stage.method != "dpo" or stage.dpo.pairs is None:
+        return ()
+    rollout = stage.rollout
+    pairs, dropped = load_pairs(stage.dpo.pairs, prompts.get(recipe.task.template), encoding=recipe.task.encoding)
+    kept, longest = [], 0
+    for pair in pairs:
+        prompt = len(policy.prompt_ids(pair.messages))
+        answer = max(len(policy.answer_ids(text)) for text in (pair.chosen, pair.rejected))
+        if prompt <= rollout.max_prompt_tokens and answer <= rollout.max_new_tokens:
+            kept.append(pair)
+            longest = max(longest, prompt + answer)
+    limits = f"over {rollout.max_prompt_tokens} tokens of prompt or {rollout.max_new_tokens} of answer"
+    counts = {**dropped, limits: len(pairs) - len(kept)}
+    left_out = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+    if not kept:
+        raise DataError(
+            f"dpo.pairs: {stage.dpo.pairs} has no pair that fits ({left_out}); raise the limits in [rollout]"
+        )
+    if policy.context and longest > policy.context:
+        raise RecipeError(
+            f"dpo.pairs: prompt and answer of up to {longest} tokens exceed the model's context of {policy.context}; "
+            "lower rollout.max_prompt_tokens or rollout.max_new_tokens"
+        )
+    console.note(
+        f"stage {name}: {len(kept)} pairs of {stage.dpo.pairs}" + (f"; left out: {left_out}" if left_out else "")
+    )
+    return tuple(kept)
 
 
 def _fit(problems: Problems, policy: Policy, recipe: Recipe, console: Console) -> None:

@@ -32,22 +32,9 @@ class Sft(Learner):
         self.groups: list[Group] = []
         self.advantages = torch.zeros(0)
         self.examples: list[Problem] = []
-        self._position = 0
         self.sampling = Sampling(session, name, stage) if stage.sft.source == "own" else None
         if self.sampling is None:
             self.order = self._solved(name)
-
-    @property
-    def position(self) -> int:
-        """Problems taken from the stage's stream."""
-        return self._position if self.sampling is None else self.sampling.position
-
-    @position.setter
-    def position(self, position: int) -> None:
-        if self.sampling is None:
-            self._position = position
-        else:
-            self.sampling.position = position
 
     def step(self, step: int) -> Metrics:
         """Optimizer step `step` of the stage, on the next examples of the stream."""
@@ -100,14 +87,19 @@ class Sft(Learner):
         for group, row in zip(self.groups, self.advantages, strict=True):
             kept: set[tuple[int, ...]] = set()
             for index, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
-                wanted = score.correct and completion.finish == "stop" and completion.token_ids not in kept
+                wanted = (
+                    score.correct
+                    and score.failed is None
+                    and completion.finish == "stop"
+                    and completion.token_ids not in kept
+                )
                 if wanted and len(kept) < self.stage.sft.own_answers:
                     kept.add(completion.token_ids)
                     row[index] = 1.0
                     examples.append((group.prompt_ids, completion.token_ids))
         return examples
 
-    def _solved(self, name: str) -> Order:
+    def _solved(self, name: str) -> Order[Problem]:
         """The stream of problems with a worked solution that fits."""
         session, stage = self.session, self.stage
         solved = {

@@ -39,6 +39,7 @@ class _Batch:
     advantages: list[Tensor]  # B times [T]
     sampled: list[Tensor]  # B times [T], the sampler's log-probs
     skip: list[bool]  # [groups] True where nothing can be learned
+    first_stale: int  # the first row that the policy of an earlier step sampled; B where there is none
     old: dict[int, Tensor] = field(default_factory=dict)  # row -> [T] log-probs before the first update
     reference: dict[int, Tensor] = field(default_factory=dict)  # row -> [T]
     entropies: dict[int, Tensor] = field(default_factory=dict)  # row -> [T] before the first update, where needed
@@ -46,6 +47,12 @@ class _Batch:
     def of(self, rows: Sequence[int], values: Sequence[Tensor] | dict[int, Tensor]) -> Tensor:
         """[M] the per-token values of some rows, one after the other."""
         return torch.cat([values[row] for row in rows])
+
+    def keep_old(self, parts: Sequence[Part], logprobs: Tensor) -> None:
+        """Cut [M] into rows: the ratio's denominators, for rows that have none yet."""
+        found: dict[int, Tensor] = {}
+        store(found, parts, logprobs)
+        self.old = found | self.old
 
     def rows(self, group: int) -> range:
         """The sequences of one group."""
@@ -70,6 +77,7 @@ def policy_step(
     reference: Reference | None = None,
     kl_coefficient: float | None = None,
     mismatch_bound: float = 2.0,
+    stale: int = 0,
 ) -> Metrics:
     """`passes` times `mini_batches` optimizer steps on one batch of sampled groups.
 
@@ -88,67 +96,120 @@ def policy_step(
         reference: needed when the method charges the divergence in the loss.
         kl_coefficient: in place of the method's, when it is adapted.
         mismatch_bound: ratio of trainer to sampler beyond which a token counts as mismatched.
+        stale: how many of the last groups were sampled by the policy of an earlier step. The denominator of their ratio
+            is what their sampler said, the only thing that is left of that policy.
     """
-    coefficient = method.kl_coefficient if kl_coefficient is None else kl_coefficient
     in_loss = reference is not None and method.kl_in == "loss"
-    batch = _make_batch(policy, groups, advantages, method, keep_all=in_loss or method.entropy_coefficient > 0)
+    batch = _make_batch(
+        policy, groups, advantages, method, keep_all=in_loss or method.entropy_coefficient > 0, stale=stale
+    )
     metrics = Metrics()
+    steps = _Steps(
+        policy=policy,
+        batch=batch,
+        method=method,
+        optimizer=optimizer,
+        metrics=metrics,
+        learning_rate=learning_rate,
+        temperature=temperature,
+        micro_batch_tokens=micro_batch_tokens,
+        reference=reference if in_loss else None,
+        kl_coefficient=method.kl_coefficient if kl_coefficient is None else kl_coefficient,
+        mismatch_bound=mismatch_bound,
+    )
     with use_attention(policy.model, NAME):
-        beforehand = mini_batches > 1 or method.entropy_share < 1
-        if beforehand:
-            with torch.no_grad():
-                for parts in micro_batches(batch.groups, micro_batch_tokens, skip=batch.skip):
-                    logprobs, entropies = _logprobs(policy.model, parts, temperature)
-                    store(batch.old, parts, logprobs)
-                    store(batch.entropies, parts, entropies)
-        threshold = entropy_threshold(batch.entropies.values(), method.entropy_share)
-        for update in range(passes):
-            for skip, weights in _mini_batches(batch, method, max_new_tokens, mini_batches, f"{seed}/{update}"):
-                if not bool(weights.any()):
-                    metrics.add("skipped/empty", 1)
-                    continue
-                loss = 0.0
-                for parts in micro_batches(batch.groups, micro_batch_tokens, skip=skip):
-                    rows = [row for part in parts for row in part.rows]
-                    if update == 0 and in_loss:
-                        assert reference is not None
-                        with reference.policy() as frozen, use_attention(frozen, NAME):
-                            store(batch.reference, parts, _logprobs(frozen, parts, temperature)[0])
-                    logprobs, entropies = _logprobs(policy.model, parts, temperature)
-                    if update == 0 and not beforehand:
-                        store(batch.old, parts, logprobs.detach())
-                    old = batch.of(rows, batch.old)
-                    sampled = batch.of(rows, batch.sampled)
-                    correction, outside = mismatch_weights(old, sampled, kind=method.correction, bound=mismatch_bound)
-                    if threshold is not None:
-                        forking = (batch.of(rows, batch.entropies) >= threshold).float()
-                        correction = forking if correction is None else correction * forking
-                    if update == 0:
-                        _measure_mismatch(metrics, old, sampled, outside)
-                    lengths = batch.lengths[rows].to(logprobs.device)
-                    result = policy_loss(
-                        logprobs,
-                        old,
-                        batch.of(rows, batch.advantages),
-                        weights[rows].to(logprobs.device).repeat_interleave(lengths),
-                        **method.objective,
-                        lengths=lengths,
-                        correction=correction,
-                        reference=batch.of(rows, batch.reference) if in_loss else None,
-                        divergence=method.divergence,
-                        kl_coefficient=coefficient,
-                        entropies=entropies if method.entropy_coefficient > 0 else None,
-                        entropy_coefficient=method.entropy_coefficient,
-                    )
-                    result.loss.backward()  # type: ignore[no-untyped-call]
-                    optimizer.weights.collect()
-                    loss += float(result.loss.detach())
-                    _measure(metrics, result, entropies)
-                metrics.add("loss", loss)
-                move(metrics, optimizer, learning_rate)
+        if mini_batches > 1 or method.entropy_share < 1:
+            steps.look_ahead()
+        for number in range(passes):
+            for skip, weights in _mini_batches(batch, method, max_new_tokens, mini_batches, f"{seed}/{number}"):
+                steps.update(skip, weights, first=number == 0)
     if "loss" not in metrics.resolve():
         metrics.add("loss", 0.0)
     return metrics
+
+
+@dataclass(slots=True, kw_only=True)
+class _Steps:
+    """The optimizer steps on one batch; the fields are those of `policy_step`."""
+
+    policy: Policy
+    batch: _Batch
+    method: Method
+    optimizer: Optimizer
+    metrics: Metrics
+    learning_rate: float
+    temperature: float
+    micro_batch_tokens: int
+    reference: Reference | None  # None unless the loss is charged for the divergence from it
+    kl_coefficient: float
+    mismatch_bound: float
+    threshold: float | None = None
+    """Entropy from which on a token follows its advantage; None: all do."""
+
+    def look_ahead(self) -> None:
+        """The log-probs and entropies of the whole batch before anything has moved."""
+        batch = self.batch
+        with torch.no_grad():
+            for parts in micro_batches(batch.groups, self.micro_batch_tokens, skip=batch.skip):
+                logprobs, entropies = _logprobs(self.policy.model, parts, self.temperature)
+                batch.keep_old(parts, logprobs)
+                store(batch.entropies, parts, entropies)
+        self.threshold = entropy_threshold(batch.entropies.values(), self.method.entropy_share)
+
+    def update(self, skip: Sequence[bool], weights: Tensor, *, first: bool) -> None:
+        """One optimizer step. `weights` [B] of each token of a sequence; `first`: nothing has seen this batch yet."""
+        if not bool(weights.any()):
+            self.metrics.add("skipped/empty", 1)
+            return
+        loss = 0.0
+        for parts in micro_batches(self.batch.groups, self.micro_batch_tokens, skip=skip):
+            result, entropies = self._loss(parts, weights, first=first)
+            result.loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.weights.collect()
+            loss += float(result.loss.detach())
+            _measure(self.metrics, result, entropies)
+        self.metrics.add("loss", loss)
+        move(self.metrics, self.optimizer, self.learning_rate)
+
+    def _loss(self, parts: Sequence[Part], weights: Tensor, *, first: bool) -> tuple[PolicyLoss, Tensor]:
+        """The loss of one micro-batch, and the entropies [M] of its tokens."""
+        batch, method = self.batch, self.method
+        rows = [row for part in parts for row in part.rows]
+        if first and self.reference is not None:
+            with self.reference.policy() as frozen, use_attention(frozen, NAME):
+                store(batch.reference, parts, _logprobs(frozen, parts, self.temperature)[0])
+        logprobs, entropies = _logprobs(self.policy.model, parts, self.temperature)
+        batch.keep_old(parts, logprobs.detach())
+        old, lengths = batch.of(rows, batch.old), batch.lengths[rows].to(logprobs.device)
+        result = policy_loss(
+            logprobs,
+            old,
+            batch.of(rows, batch.advantages),
+            weights[rows].to(logprobs.device).repeat_interleave(lengths),
+            **method.objective,
+            lengths=lengths,
+            correction=self._correction(rows, old, first=first),
+            reference=batch.of(rows, batch.reference) if self.reference is not None else None,
+            divergence=method.divergence,
+            kl_coefficient=self.kl_coefficient,
+            entropies=entropies if method.entropy_coefficient > 0 else None,
+            entropy_coefficient=method.entropy_coefficient,
+        )
+        return result, entropies
+
+    def _correction(self, rows: Sequence[int], old: Tensor, *, first: bool) -> Tensor | None:
+        """[M] what the advantage of each token is multiplied by; None is 1. Measures the mismatch the first time."""
+        batch = self.batch
+        sampled = batch.of(rows, batch.sampled)
+        correction, outside = mismatch_weights(old, sampled, kind=self.method.correction, bound=self.mismatch_bound)
+        fresh = sum(int(batch.lengths[row]) for row in rows if row < batch.first_stale)
+        if first and fresh:
+            # Stale rows come last, and their denominator is the sampler's own: there is nothing to disagree about.
+            _measure_mismatch(self.metrics, old[:fresh], sampled[:fresh], outside)
+        if self.threshold is None:
+            return correction
+        forking = (batch.of(rows, batch.entropies) >= self.threshold).float()
+        return forking if correction is None else correction * forking
 
 
 def entropy_threshold(entropies: Collection[Tensor], share: float) -> float | None:
@@ -179,13 +240,12 @@ def _mini_batches(
 
 
 def sequence_logprobs(
-    model: PreTrainedModel, groups: Sequence[Group], *, temperature: float, micro_batch_tokens: int
+    model: PreTrainedModel, groups: Sequence[PackedGroup], *, temperature: float, micro_batch_tokens: int
 ) -> list[Tensor]:
-    """Log-probs of all sampled tokens under a model, without gradient: P * G times [T]."""
-    packed = packed_groups(groups)
+    """Log-probs of all completion tokens under a model, without gradient: one [T] for each completion, in order."""
     found: dict[int, Tensor] = {}
     with torch.no_grad(), use_attention(model, NAME):
-        for parts in micro_batches(packed, micro_batch_tokens, skip=[False] * len(packed)):
+        for parts in micro_batches(groups, micro_batch_tokens, skip=[False] * len(groups)):
             store(found, parts, _logprobs(model, parts, temperature)[0])
     return [found[row] for row in range(len(found))]
 
@@ -207,7 +267,7 @@ def imitation_step(
     metrics = Metrics()
     loss = weighted_likelihood(
         policy,
-        [(prompt, (answer,)) for prompt, answer in examples],
+        [PackedGroup(prompt=prompt, completions=(answer,)) for prompt, answer in examples],
         token_weights(lengths, "token"),
         optimizer,
         metrics,
@@ -221,7 +281,7 @@ def imitation_step(
 
 def weighted_likelihood(
     policy: Policy,
-    groups: Sequence[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]],
+    groups: Sequence[PackedGroup],
     weights: Tensor,
     optimizer: Optimizer,
     metrics: Metrics,
@@ -232,17 +292,15 @@ def weighted_likelihood(
     """Collect the gradient of -sum(weight * log-prob) over all tokens of all answers; returns that loss.
 
     Args:
-        groups: (prompt ids, answers' ids).
         weights: [B] one for each token of an answer, answers in order; of either sign. Groups of zeros are not
             computed.
     """
-    packed = [PackedGroup(prompt=prompt, completions=answers) for prompt, answers in groups]
-    lengths = torch.tensor([len(answer) for _, answers in groups for answer in answers])
+    lengths = torch.tensor([len(answer) for group in groups for answer in group.completions])
     weights = weights.float().to(policy.model.device)
-    by_group = torch.split(weights, [len(answers) for _, answers in groups])
+    by_group = torch.split(weights, [len(group.completions) for group in groups])
     total = 0.0
     with use_attention(policy.model, NAME):
-        for parts in micro_batches(packed, micro_batch_tokens, skip=[not bool(w.any()) for w in by_group]):
+        for parts in micro_batches(groups, micro_batch_tokens, skip=[not bool(w.any()) for w in by_group]):
             rows = [row for part in parts for row in part.rows]
             logprobs, entropies = _logprobs(policy.model, parts, temperature)
             loss = likelihood_loss(logprobs, weights[rows].repeat_interleave(lengths[rows].to(weights.device)))
@@ -268,6 +326,7 @@ def _make_batch(
     method: Method,
     *,
     keep_all: bool,
+    stale: int,
 ) -> _Batch:
     device = policy.model.device
     completions = [c for group in groups for c in group.completions]
@@ -284,6 +343,7 @@ def _make_batch(
             for c in group.completions
         ]
     )
+    left_out |= ~counted_of(groups)
     batch = _Batch(
         groups=packed_groups(groups),
         lengths=lengths,
@@ -291,12 +351,19 @@ def _make_batch(
         advantages=[row.to(device) for row in by_row],
         sampled=[torch.tensor(c.logprobs, device=device) for c in completions],
         skip=dropped,
+        first_stale=sum(len(group.completions) for group in groups[: len(groups) - stale]),
     )
+    batch.old = {row: batch.sampled[row] for row in range(batch.first_stale, len(lengths))}
     for index, drop in enumerate(dropped):
         rows = batch.rows(index)
         nothing = not keep_all and not any(bool(batch.advantages[row].any()) for row in rows)
         batch.skip[index] = drop or nothing or not bool(batch.counted[list(rows)].any())
     return batch
+
+
+def counted_of(groups: Sequence[Group]) -> Tensor:
+    """[B] bool, False for answers whose reward failed: they are neither followed, nor corrected, nor compared with."""
+    return torch.tensor([score.failed is None for group in groups for score in group.scores])
 
 
 def packed_groups(groups: Sequence[Group]) -> list[PackedGroup]:
