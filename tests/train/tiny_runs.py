@@ -59,7 +59,7 @@ optimizer.learning_rate = 1e-3
 """Checkpoints after steps 2 and 3 (the end of sft), 5 and 7 (the end); evaluations at 0, 2, 3, 5 and 7."""
 
 REWARD = """
-import os, signal
+import os, signal, time
 
 calls = 0
 
@@ -71,6 +71,7 @@ def odd(problem, completion):
     if at and calls == int(at):
         for _ in range(1 + name.endswith("+")):
             os.kill(os.getpid(), getattr(signal, name.rstrip("+")))
+            time.sleep(0.2)  # this is not the main thread: it must have taken the first before the second comes
     return {"correct": float(sum(map(ord, completion.text)) % 2)}
 """
 """About half of a random model's answers are right, so that there is something to follow from the first step on.

@@ -19,6 +19,11 @@ from peerwise.tasks.base import ProblemSet
 PROGRAMS = "programs"
 
 
+def runs_programs(task: Task) -> bool:
+    """Whether judging an answer means running it."""
+    return PROGRAMS in (task.reward, *task.reward_weights)
+
+
 def scorer_of(task: Task, *, longest: int, warn: Callable[[str], object], most_failures: float | None = None) -> Scorer:
     """The scorer that a task's settings ask for.
 
@@ -66,7 +71,7 @@ def try_reward(
     """
     scorer = scorer_of(task, longest=longest, warn=lambda text: None, most_failures=1.0)
     template = prompts.get(task.template)
-    programs = PROGRAMS in (task.reward, *task.reward_weights)
+    programs = runs_programs(task)
     tried = [problem for problem in problems if not programs or problem.solution is not None]
 
     def right_answer(problem: Problem) -> str:
@@ -83,4 +88,4 @@ def try_reward(
 
 
 def _compares_golds(task: Task) -> bool:
-    return task.reward in NAMES and PROGRAMS not in (task.reward, *task.reward_weights)
+    return task.reward in NAMES and not runs_programs(task)

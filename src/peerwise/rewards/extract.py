@@ -151,8 +151,7 @@ def _marked(match: re.Match[str], *, explicit: bool) -> str | None:
         return None
     content: str = statements.tidy(match[2])
     if explicit:
-        bracketed = content.startswith("[") and content.endswith("]")
-        return content[1:-1].strip() if bracketed and "," not in content else content or None
+        return statements.unbracketed(content) or None
     return content if _reads_as_answer(content) else statements.leading_number(content)
 
 

@@ -97,6 +97,14 @@ def tidy(text: str) -> str:
     return text.strip()
 
 
+def unbracketed(text: str) -> str:
+    """`text` without the brackets of the form [7]; those of an interval or a list stay."""
+    inner = text[1:-1].strip()
+    if text.startswith("[") and text.endswith("]") and ("," not in inner or numbers.read(inner) is not None):
+        return tidy(inner)
+    return text
+
+
 def _corrected(rest: str) -> str | None:
     """The number or letter that takes the place of a stated answer ("No wait, it is 25"); None when none does."""
     withdrawn = _WITHDRAWN.search(rest)
@@ -120,8 +128,7 @@ def _read(rest: str, *, negated: bool) -> str | None:
         sentence = tidy(sentence[instead[-1].end() :]) if instead else sentence
     elif (rejected := _REJECTED.search(sentence)) and rejected.start():
         sentence = tidy(sentence[: rejected.start()])
-    if sentence.startswith("[") and sentence.endswith("]") and "," not in sentence:
-        sentence = tidy(sentence[1:-1])
+    sentence = unbracketed(sentence)
     letters = plain(sentence).replace("$", "")
     if row := _CHOICE_ROW.match(letters):
         return row.group()

@@ -16,7 +16,7 @@ import torch
 
 from peerwise.errors import DataError, RecipeError
 from peerwise.evaluate.run import make_generator, measure
-from peerwise.evaluate.task import checked, scorer_of, try_reward
+from peerwise.evaluate.task import checked, runs_programs, scorer_of, try_reward
 from peerwise.metrics.console import Console
 from peerwise.metrics.write import RunFiles
 from peerwise.models.load import Policy, load
@@ -27,9 +27,10 @@ from peerwise.records import Problem
 from peerwise.rewards.equal import equal
 from peerwise.rewards.rubric import Scorer
 from peerwise.rollout.base import Generator
+from peerwise.sandbox.walls import walls
 from peerwise.tasks import prompts
 from peerwise.tasks.base import ProblemSet, TaskData, drop_overlong, load_task, without_questions
-from peerwise.tasks.inspect import summary
+from peerwise.tasks.inspect import NEAR, summary, without_near
 from peerwise.tasks.order import Order
 from peerwise.tasks.pairs import Pair, load_pairs
 from peerwise.train.curriculum import curriculum
@@ -172,6 +173,8 @@ def load_problems(recipe: Recipe, console: Console) -> Problems:
         problems.tasks[label] = settings
         problems.splits[label] = found[label].split
         problems.scorers[label] = scorer_of(settings, longest=longest, warn=console.warn)
+    if any(map(runs_programs, recipe.tasks)):
+        console.note("answers are run as programs; walls: " + "; ".join(walls().lines()), always=True)
     held_out = [problem for data in found.values() for problem in data.held_out.problems]
     for label, data in found.items():
         if not data.held_out.problems:
@@ -188,6 +191,12 @@ def load_problems(recipe: Recipe, console: Console) -> Problems:
         problems.held_out[label] = _labelled(measured, label)
         for what, members in (("to train on", train), (f"held out ({data.split})", measured)):
             console.note(f"task {label}, {what}: {summary(members)}")
+        near = without_near(train, measured.problems).dropped.get(NEAR, 0) - train.dropped.get(NEAR, 0)
+        if near:
+            console.warn(
+                f"task {label}: {near} training problems share a long run of words with a held-out one; they are kept, "
+                "`peerwise data check` lists them"
+            )
         try_reward(label, problems.train[label], settings, longest=longest, warn=console.warn)
     _check_solutions(problems, recipe)
     return problems
