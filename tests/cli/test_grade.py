@@ -105,3 +105,12 @@ def test_people_get_lines(file, capsys):
     assert code == 0
     assert "6 answers: 2 right (33.3 %), 2 wrong, 2 unread (1 unreadable, 1 absent), 0 out of time" in out
     assert "false negative: 1 (b)" in out
+
+
+def test_the_file_that_is_graded_is_not_written_over(tmp_path, capsys):
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"prediction": "\\\\boxed{7}", "gold": "7"}\n')
+    before = file.read_bytes()
+    assert main(["grade", str(file), "--out", f"{tmp_path}/./answers.jsonl"]) == 2
+    assert "is the file that is graded" in capsys.readouterr().err
+    assert file.read_bytes() == before

@@ -60,6 +60,8 @@ def run(argv: Sequence[str]) -> int:
     path = Path(options.file)
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected a file of one JSON object a line")
+    if options.out is not None and Path(options.out).resolve() == path.resolve():
+        raise RequestError(f"--out {options.out} is the file that is graded, which would be lost; give another path")
     tally = _Tally()
     with _verdicts(options.out) as out:
         for row in _rows(path, options):
