@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from peerwise.cli.process import keep_freed_memory
-from peerwise.cli.words import Parser, not_negative, pair, positive
+from peerwise.cli.words import Parser, from_0_to_1, not_negative, pair, positive, share, whole
 from peerwise.errors import DataError, RequestError
 
 if TYPE_CHECKING:
@@ -36,7 +36,14 @@ def run(argv: Sequence[str]) -> int:
 
     task = _task(options)
     temperature = options.temperature if options.temperature is not None else float(options.samples > 1)
-    settings = Evaluation(problems=options.problems, samples=options.samples, temperature=temperature)
+    settings = Evaluation(
+        problems=options.problems,
+        samples=options.samples,
+        temperature=temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+    )
     rollout = Rollout(engine=options.engine, max_new_tokens=options.max_new_tokens, max_branches=options.max_branches)
     check(Recipe(task=task, evaluation=settings, rollout=rollout))
     console = Console(quiet=options.json)
@@ -146,6 +153,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--problems", type=positive, help="how many problems (default: the whole split)")
     parser.add_argument("--samples", type=positive, default=1, help="answers per problem (default %(default)s: greedy)")
     parser.add_argument("--temperature", type=not_negative, help="default 0 for one sample, 1 for several")
+    parser.add_argument("--top-p", type=share, default=1.0, help="nucleus (default %(default)s: all)")
+    parser.add_argument("--top-k", type=whole, default=0, help="likeliest tokens (default %(default)s: all)")
+    parser.add_argument("--min-p", type=from_0_to_1, default=0.0, help="no token below this share of the likeliest")
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="longest answer (default %(default)s)")
     parser.add_argument("--max-branches", type=positive, default=64, help="answers decoded side by side")
     parser.add_argument("--engine", choices=("native", "transformers"), default="native")

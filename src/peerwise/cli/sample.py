@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from peerwise.cli.process import keep_freed_memory
-from peerwise.cli.words import Parser, not_negative, positive, share, whole
+from peerwise.cli.words import Parser, from_0_to_1, not_negative, positive, share, whole
 from peerwise.errors import RequestError
 from peerwise.metrics.console import printable
 
@@ -46,6 +46,10 @@ def run(argv: Sequence[str]) -> int:
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,
+        min_p=options.min_p,
+        min_new_tokens=options.min_new_tokens,
+        repetition_penalty=options.repetition_penalty,
+        stop=tuple(options.stop),
     )
     stream = _Stream(policy.decode) if options.n == 1 and not options.json else None
     answers = engine.generate([request], params, on_token=stream)[0]
@@ -116,6 +120,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=not_negative, default=0.7, help="0 is greedy (default %(default)s)")
     parser.add_argument("--top-p", type=share, default=1.0, help="nucleus (default %(default)s: all)")
     parser.add_argument("--top-k", type=whole, default=0, help="likeliest tokens (default %(default)s: all)")
+    parser.add_argument("--min-p", type=from_0_to_1, default=0.0, help="no token below this share of the likeliest")
+    parser.add_argument("--min-new-tokens", type=whole, default=0, help="no end before (default %(default)s)")
+    parser.add_argument("--repetition-penalty", type=not_negative, default=1.0, help="above 1 repeats less")
+    parser.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="texts that end an answer")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other answers (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")

@@ -22,6 +22,11 @@ def share(text: str) -> float:
     return _number(text, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
 
 
+def from_0_to_1(text: str) -> float:
+    """An argparse type: a number from 0 to 1."""
+    return _number(text, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+
+
 def not_negative(text: str) -> float:
     """An argparse type: a finite number of 0 or more."""
     return _number(text, lambda value: 0 <= value < math.inf, "a number of 0 or more")

@@ -98,6 +98,9 @@ def measure(
     params = SamplingParams(
         max_new_tokens=settings.max_new_tokens or rollout.max_new_tokens,
         temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=settings.min_p,
         stop=tuple(rollout.stop),
     )
     groups = answer(
@@ -114,6 +117,9 @@ def measure(
         "split": split,
         "settings": task.model_dump(exclude_defaults=True) | {"name": task.name, "template": task.template},
         "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
         "max_new_tokens": params.max_new_tokens,
         "stop": list(params.stop),
         "engine": rollout.engine,

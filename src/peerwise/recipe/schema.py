@@ -308,6 +308,12 @@ class Evaluation(Section):
     """Answers per problem; above 1 also reports pass@k and maj@k and needs a temperature."""
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling, where the temperature is above 0."""
+    top_k: int = Field(0, ge=0)
+    """Sample among this many likeliest tokens; 0 is no limit."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Leave out tokens with less than this share of the likeliest one's probability."""
     max_new_tokens: int | None = Field(None, ge=1)
     """Longest answer; None takes the longest of the stages' rollouts."""
     patience: int = Field(0, ge=0)

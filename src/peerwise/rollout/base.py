@@ -7,6 +7,7 @@ the distribution they were drawn from, and decides "stop" or "length" by those i
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from peerwise.errors import ModelError
+from peerwise.errors import ModelError, RequestError
 from peerwise.records import Completion, Finish
 
 Progress = Callable[[int, int], None]
@@ -23,13 +24,48 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to draw. temperature 0 is greedy; top_k 0 and top_p 1 do not truncate; `stop` texts end an answer."""
+    """How to draw. What is left at its default changes nothing.
+
+    The order is that of `generate`: bias, repetition penalty and least length on the logits, then temperature, then
+    top_k, top_p and min_p.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
+    """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    """Tokens with less than this share of the likeliest one's probability are not drawn (Nguyen et al. 2024)."""
     stop: tuple[str, ...] = ()
+    """Texts that end an answer as soon as it contains one."""
+    min_new_tokens: int = 0
+    """No end token is drawn before this many tokens."""
+    repetition_penalty: float = 1.0
+    """The logit of every token of prompt and answer is divided by it, or multiplied where it is below 0 (Keskar et al.
+    2019, section 4.1)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+
+    def __post_init__(self) -> None:
+        """Raises RequestError for values that mean nothing."""
+        wanted = {
+            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
+            "temperature": (0 <= self.temperature < math.inf, "a finite one of 0 or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "top_k": (self.top_k >= 0, "0 or more"),
+            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
+            "min_new_tokens": (0 <= self.min_new_tokens <= self.max_new_tokens, "0 to max_new_tokens"),
+            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "a finite one above 0"),
+        }
+        for name, (holds, expected) in wanted.items():
+            if not holds:
+                raise RequestError(f"{name} = {getattr(self, name)!r}, expected {expected}")
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before the temperature."""
+        return self.min_new_tokens > 0 or self.repetition_penalty != 1.0 or bool(self.logit_bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from peerwise.models.attention import use_attention
 from peerwise.records import Completion, Finish
+from peerwise.rollout.adjust import adjusted
 from peerwise.rollout.base import Generator, Progress, Request, SamplingParams, check_context, completion, uniforms
 from peerwise.rollout.native.sampler import draw
 
@@ -59,7 +60,7 @@ class TransformersGenerator(Generator):
         pad = min(self.end_ids)
         ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt, _ in rows])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in rows])
-        drawing = _Draw([key for _, key in rows], params)
+        drawing = _Draw(rows, params, self.end_ids)
         device = self.model.device
         attention = "sdpa" if self.model._supports_sdpa else "eager"
         with torch.inference_mode(), use_attention(self.model, attention):
@@ -90,19 +91,24 @@ class TransformersGenerator(Generator):
 class _Draw(LogitsProcessor):  # type: ignore[misc]
     """Draws a token for each row and forbids all others."""
 
-    def __init__(self, keys: Sequence[int], params: SamplingParams) -> None:
-        self.params = params
-        self.points = np.stack([uniforms(key, params.max_new_tokens) for key in keys])
+    def __init__(
+        self, rows: Sequence[tuple[tuple[int, ...], int]], params: SamplingParams, end_ids: frozenset[int]
+    ) -> None:
+        self.prompts, self.params, self.end_ids = [prompt for prompt, _ in rows], params, end_ids
+        self.points = np.stack([uniforms(key, params.max_new_tokens) for _, key in rows])
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        points = torch.from_numpy(self.points[:, len(self.logprobs)].copy()).to(scores.device)
+        step, params = len(self.logprobs), self.params
+        points = torch.from_numpy(self.points[:, step].copy()).to(scores.device)
+        answers = input_ids[:, input_ids.shape[1] - step :].tolist()
         tokens, logprobs = draw(
-            scores.float(),
+            adjusted(scores.float(), self.prompts, answers, params, self.end_ids),
             points,
-            temperature=self.params.temperature,
-            top_p=self.params.top_p,
-            top_k=self.params.top_k,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
         )
         self.logprobs.append(logprobs)
         return torch.full_like(scores, float("-inf")).scatter(1, tokens[:, None], 0.0)

@@ -17,6 +17,7 @@ from peerwise.errors import TrainingError
 from peerwise.models.forward import head_of
 from peerwise.models.lean import Decoder, sampling_decoder
 from peerwise.records import Completion
+from peerwise.rollout.adjust import adjusted
 from peerwise.rollout.base import (
     Generator,
     Progress,
@@ -163,12 +164,20 @@ class _Generation:
         active, params = self.scheduler.active, self.params
         steps = [len(branch.token_ids) for branch in active]
         points = torch.from_numpy(self.uniforms[np.arange(len(active)), steps]).to(hidden.device)
-        tokens, logprobs = draw(
+        logits = adjusted(
             self.head.logits(hidden),
+            [self.requests[branch.request].prompt_ids for branch in active],
+            [branch.token_ids for branch in active],
+            params,
+            self.engine.end_ids,
+        )
+        tokens, logprobs = draw(
+            logits,
             points,
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
+            min_p=params.min_p,
         )
         for branch, token, logprob in zip(active, tokens.tolist(), logprobs.tolist(), strict=True):
             branch.token_ids.append(token)

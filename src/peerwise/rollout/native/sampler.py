@@ -8,6 +8,8 @@ Shapes: n rows, V vocabulary.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -17,9 +19,9 @@ FIRST_TOP = 64
 
 
 def draw(
-    logits: Tensor, uniforms: Tensor, *, temperature: float, top_p: float = 1.0, top_k: int = 0
+    logits: Tensor, uniforms: Tensor, *, temperature: float, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token a row from softmax(logits / temperature), truncated to top_k, then to the top_p nucleus.
+    """Draw one token a row from softmax(logits / temperature), truncated to top_k, the top_p nucleus, then by min_p.
 
     Args:
         logits: [n, V] float32.
@@ -35,10 +37,17 @@ def draw(
     if temperature != 1.0:
         logits = logits / temperature
     if top_p >= 1.0 and top_k <= 0:
-        return _invert(logits, uniforms)
+        return _invert(_above(logits, min_p), uniforms)
     kept, tokens = _truncate(logits, top_p, top_k)
-    place, logprobs = _invert(kept, uniforms)
+    place, logprobs = _invert(_above(kept, min_p), uniforms)
     return tokens.gather(1, place[:, None])[:, 0], logprobs
+
+
+def _above(logits: Tensor, min_p: float) -> Tensor:
+    """-inf where a token has less than `min_p` times the probability of the likeliest."""
+    if min_p <= 0:
+        return logits
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(min_p), float("-inf"))
 
 
 def _truncate(logits: Tensor, top_p: float, top_k: int) -> tuple[Tensor, Tensor]:
