@@ -59,6 +59,11 @@ CONFIGS: dict[str, dict[str, object]] = {
     },
     "mistral": {"model_type": "mistral", "sliding_window": 4, "num_hidden_layers": 3},
     "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5},
+    "phi": {"model_type": "phi", "partial_rotary_factor": 0.5},
+    "phi3": {"model_type": "phi3"},
+    "olmo2": {"model_type": "olmo2"},
+    "smollm3": {"model_type": "smollm3"},
+    "gemma3_text": {"model_type": "gemma3_text", "sliding_window": 5},
 }
 """What each architecture has beyond the common size. gemma2 alternates windowed and full layers."""
 

@@ -32,7 +32,7 @@ class Sampling:
         self.session, self.stage, self.refill_rounds = session, stage, refill_rounds
         self.seed = session.stage_seed(name)
         self.order = session.problems.order(self.seed)
-        self.generator = session.generator(stage.rollout)
+        self.generator = session.generator(name, stage.rollout)
         self.position = 0
         problems = [problem for members in session.problems.train.values() for problem in members]
         self.curriculum = curriculum(stage.curriculum, problems, steps=stage.steps, seed=self.seed)

@@ -21,12 +21,13 @@ from peerwise.metrics.console import Console
 from peerwise.metrics.write import RunFiles
 from peerwise.models.load import Policy, load
 from peerwise.models.lora import add_lora
-from peerwise.recipe.method import samples, with_steps
+from peerwise.recipe.method import largest_group, samples, with_steps
 from peerwise.recipe.schema import Recipe, Rollout, Stage, Task
 from peerwise.records import Problem
 from peerwise.rewards.equal import equal
 from peerwise.rewards.rubric import Scorer
 from peerwise.rollout.base import Generator
+from peerwise.rollout.native.engine import NativeEngine
 from peerwise.sandbox.walls import walls
 from peerwise.tasks import prompts
 from peerwise.tasks.base import ProblemSet, TaskData, drop_overlong, load_task, without_questions
@@ -46,6 +47,8 @@ class Problems:
     tasks: dict[str, Task] = field(default_factory=dict)
     splits: dict[str, str] = field(default_factory=dict)
     """What the held-out problems of each task are."""
+    longest_prompt: int = 0
+    """Tokens of the longest prompt of all."""
 
     def by_id(self) -> dict[tuple[str, str], Problem]:
         """The training problems by task and id."""
@@ -77,9 +80,26 @@ class Session:
         """Seeds order and samples of one stage, so that none meets the problems or draws the answers of another."""
         return random.Random(f"{self.recipe.run.seed}/{stage}").getrandbits(63)
 
-    def generator(self, rollout: Rollout) -> Generator:
-        """The engine a stage samples with."""
-        return make_generator(self.policy, rollout)
+    def generator(self, stage: str, rollout: Rollout) -> Generator:
+        """The engine a stage samples with; says what its cache may take."""
+        engine = make_generator(self.policy, rollout)
+        if isinstance(engine, NativeEngine):
+            answers = rollout.problems * largest_group(rollout)
+            fitting, most = engine.side_by_side(
+                prompts=rollout.problems,
+                longest_prompt=self.problems.longest_prompt,
+                max_new_tokens=rollout.max_new_tokens,
+            )
+            self.console.note(
+                f"stage {stage}: {min(fitting, answers)} answers side by side, keys and values up to "
+                f"{most / 2**30:.2f} GiB"
+            )
+            if fitting < min(rollout.max_branches, answers):
+                self.console.warn(
+                    f"stage {stage}: memory holds {fitting} answers at one time, not the {rollout.max_branches} of "
+                    "rollout.max_branches; the others wait, so sampling is slower"
+                )
+        return engine
 
     @property
     def evaluation_rollout(self) -> Rollout:
@@ -268,6 +288,7 @@ def _fit(problems: Problems, policy: Policy, recipe: Recipe, console: Console) -
                 console.note(f"task {label}, {name}: left out {count} problems: {reason}")
             split[label] = kept.problems
             longest = max([longest, *(lengths[problem.id] for problem in kept.problems)])
+    problems.longest_prompt = longest
     answers = max([rollout.max_new_tokens for rollout in rollouts] + [recipe.evaluation.max_new_tokens or 0])
     if policy.context and longest + answers > policy.context:
         raise RecipeError(

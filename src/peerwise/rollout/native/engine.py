@@ -6,6 +6,7 @@ to date. It knows token ids, not problems or rewards; `decode` is the only thing
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from peerwise.errors import TrainingError
+from peerwise.errors import ModelError, TrainingError
 from peerwise.models.forward import head_of
 from peerwise.models.lean import Decoder, sampling_decoder
 from peerwise.records import Completion
@@ -29,6 +30,7 @@ from peerwise.rollout.base import (
 )
 from peerwise.rollout.native.attention import DecodePlan, PrefillPlan
 from peerwise.rollout.native.cache import Cache
+from peerwise.rollout.native.memory import cache_bytes, spare_bytes, token_bytes
 from peerwise.rollout.native.sampler import draw
 from peerwise.rollout.native.scheduler import Branch, Scheduler
 
@@ -40,8 +42,9 @@ class NativeEngine(Generator):
         model: a causal model; it may be training, its mode is restored.
         decode: ids -> text without special tokens.
         end_ids: every id that ends an answer.
-        max_branches: answers decoded side by side.
+        max_branches: answers decoded side by side, fewer where memory does not hold so many.
         prefill_tokens: prompt tokens computed in one forward call.
+        memory_bytes: what the cache may grow to; None takes what is free when an answer is asked for.
     """
 
     def __init__(
@@ -52,9 +55,33 @@ class NativeEngine(Generator):
         end_ids: frozenset[int],
         max_branches: int = 64,
         prefill_tokens: int = 4096,
+        memory_bytes: int | None = None,
     ) -> None:
         self.model, self.decode, self.end_ids = model, decode, end_ids
-        self.max_branches, self.prefill_tokens = max_branches, prefill_tokens
+        self.max_branches, self.prefill_tokens, self.memory_bytes = max_branches, prefill_tokens, memory_bytes
+
+    def side_by_side(self, *, prompts: int, longest_prompt: int, max_new_tokens: int) -> tuple[int, int]:
+        """How many answers can be decoded at one time, and the bytes that their cache grows to at most.
+
+        The others wait, so the cache never takes more, however long the answers become.
+
+        Raises:
+            ModelError: not even one answer fits into memory.
+        """
+        sizes = {"prompts": prompts, "longest_prompt": longest_prompt, "max_new_tokens": max_new_tokens}
+        per_token = token_bytes(self.model)
+        free = spare_bytes(self.model.device) if self.memory_bytes is None else self.memory_bytes
+        fitting = bisect_right(
+            range(self.max_branches + 1), free, key=lambda n: cache_bytes(per_token, branches=n, **sizes)
+        )
+        branches = fitting - 1
+        if branches < 1:
+            needed = cache_bytes(per_token, branches=1, **sizes)
+            raise ModelError(
+                f"no memory for one answer: keys and values of {longest_prompt} prompt tokens and {max_new_tokens} new "
+                f"ones take {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free; lower max_new_tokens"
+            )
+        return branches, cache_bytes(per_token, branches=branches, **sizes)
 
     def generate(
         self,
@@ -95,13 +122,17 @@ class _Generation:
         self.progress, self.on_token = progress, on_token
         self.model = engine.model
         self.head = head_of(engine.model)
-        self.scheduler = Scheduler([len(r.keys) for r in requests], engine.max_branches)
         total = sum(len(r.keys) for r in requests)
-        branches = min(engine.max_branches, total)
+        longest = max((len(r.prompt_ids) for r in requests), default=0)
+        fitting, _ = engine.side_by_side(
+            prompts=len(requests), longest_prompt=longest, max_new_tokens=params.max_new_tokens
+        )
+        branches = min(fitting, total)
+        self.scheduler = Scheduler([len(r.keys) for r in requests], branches)
         self.cache = Cache(
             groups=min(branches, len(requests)),
             branches=branches,
-            longest_prompt=max((len(r.prompt_ids) for r in requests), default=0),
+            longest_prompt=longest,
             max_new_tokens=params.max_new_tokens,
         )
         self.results: list[list[Completion | None]] = [[None] * len(r.keys) for r in requests]
