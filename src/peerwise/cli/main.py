@@ -21,6 +21,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sample": ("peerwise.cli.sample", "show what a model answers"),
     "data": ("peerwise.cli.data", "what is wrong with a data set, and a clean copy of it"),
     "plan": ("peerwise.cli.plan", "what a recipe costs: updates, tokens, memory, time"),
+    "compare": ("peerwise.cli.compare", "put runs side by side"),
+    "report": ("peerwise.cli.report", "one page that shows a run: verdict, curves, every sampled answer"),
     "grade": ("peerwise.cli.grade", "grade the answers in a file against its gold answers"),
 }
 """Command -> (its module, the module's SUMMARY)."""
