@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from peerwise.cli.model import model_of
 from peerwise.cli.process import keep_freed_memory
 from peerwise.cli.words import Parser, from_0_to_1, not_negative, pair, positive, share, whole
 from peerwise.errors import DataError, RequestError
@@ -48,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     check(Recipe(task=task, evaluation=settings, rollout=rollout))
     console = Console(quiet=options.json)
     problems = _problems(task, options, console)
-    policy = load(options.model, dtype=options.dtype)
+    policy = load(model_of(options.model), dtype=options.dtype)
     try:
         record = {"model": options.model, "task": task.name} | measure(
             policy,
@@ -136,7 +137,7 @@ def _text(record: dict[str, Any]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="peerwise eval", description=SUMMARY, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="a folder, a hub name, or smollm2-135m-instruct")
+    parser.add_argument("model", metavar="MODEL", help="a folder, a run, a hub name, or smollm2-135m-instruct")
     parser.add_argument("--task", default="arithmetic", help="arithmetic, gsm8k, math, files, reasoning-gym, ...")
     parser.add_argument("--path", help="local file (taken whole) or folder; without it, generated or from the hub")
     parser.add_argument("--split", help="split to measure on (default: test)")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from peerwise.cli.model import model_of
 from peerwise.cli.process import keep_freed_memory
 from peerwise.cli.words import Parser, from_0_to_1, not_negative, positive, share, whole
 from peerwise.errors import RequestError
@@ -35,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
     from peerwise.rollout.native.engine import NativeEngine
 
     messages, gold = _question(options)
-    policy = load(options.model, dtype=options.dtype)
+    policy = load(model_of(options.model), dtype=options.dtype)
     engine = NativeEngine(policy.model, decode=policy.decode, end_ids=policy.end_ids, max_branches=options.n)
     request = Request(
         prompt_ids=policy.prompt_ids(messages),
@@ -109,7 +110,7 @@ def _question(options: argparse.Namespace) -> tuple[tuple[Message, ...], str | N
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="peerwise sample", description=SUMMARY, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="a folder, a hub name, or smollm2-135m-instruct")
+    parser.add_argument("model", metavar="MODEL", help="a folder, a run, a hub name, or smollm2-135m-instruct")
     parser.add_argument("--prompt", help="what to ask; the model's chat template is applied")
     parser.add_argument("--task", help="ask a held-out problem of this task instead")
     parser.add_argument("--index", type=whole, default=0, help="which problem of the task (default %(default)s)")

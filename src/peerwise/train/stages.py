@@ -27,6 +27,7 @@ from peerwise.recipe.load import dumps, load
 from peerwise.recipe.schema import Recipe, Stage
 from peerwise.train.checkpoint import State, checkpoints, prune, restore, save, step_folder
 from peerwise.train.dpo import Dpo
+from peerwise.train.export import RECIPE_FILE
 from peerwise.train.grpo import Grpo
 from peerwise.train.learner import Learner
 from peerwise.train.optimizer import MasterWeights, Optimizer, make_optimizer
@@ -34,7 +35,6 @@ from peerwise.train.session import Session, open_session
 from peerwise.train.sft import Sft
 from peerwise.train.standing import best_evaluation, differences, mean_accuracy
 
-RECIPE_FILE = "recipe.toml"
 METHODS: dict[str, Callable[[Session, str, Stage, Optimizer], Learner]] = {"sft": Sft, "grpo": Grpo, "dpo": Dpo}
 HOPELESS_STEPS = 10
 """Steps in a row without an informative group after which a warning is due, and a stage that needs pairs ends."""
