@@ -106,6 +106,13 @@ _TABLE = (
         "mean",
     ),
     Metric(
+        "groups/duplicates",
+        "share",
+        "completions with the ids of an earlier one of their group / completions",
+        "How little a group tries; 0 when no two answers are alike.",
+        "mean",
+    ),
+    Metric(
         "replay/groups",
         "groups",
         "groups of earlier steps in this step's update",
@@ -133,6 +140,13 @@ _TABLE = (
         "sum of tokens over completions / completions",
         "Mean answer length, end token included.",
         "mean",
+    ),
+    Metric(
+        "length/longest",
+        "tokens",
+        "largest number of tokens of a completion",
+        "Far above the mean, a step waits for a few answers.",
+        "max",
     ),
     Metric(
         "length/right",

@@ -135,7 +135,10 @@ def _measure(metrics: Metrics, groups: Sequence[Group]) -> None:
     for group in groups:
         scores = [score for score in group.scores if score.failed is None]
         metrics.add("reward/failed", len(group.scores) - len(scores), len(group.scores))
+        distinct = len({completion.token_ids for completion in group.completions})
+        metrics.add("groups/duplicates", len(group.completions) - distinct, len(group.completions))
         for completion in group.completions:
+            metrics.add("length/longest", len(completion.token_ids))
             metrics.add("tokens/sampled", len(completion.token_ids))
             metrics.add("length/mean", len(completion.token_ids))
             metrics.add("length/truncated", float(completion.finish == "length"))

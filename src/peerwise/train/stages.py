@@ -22,9 +22,11 @@ import torch
 
 from peerwise.errors import CheckpointError, RewardError, RunFolderError, TrainingError
 from peerwise.metrics.console import Console
+from peerwise.metrics.diagnosis import Diagnosis, Limits
 from peerwise.metrics.write import EVALS_FILE, read_rows
 from peerwise.recipe.load import dumps, load
 from peerwise.recipe.schema import Recipe, Stage
+from peerwise.rollout.native.memory import total_bytes
 from peerwise.train.checkpoint import State, checkpoints, prune, restore, save, step_folder
 from peerwise.train.dpo import Dpo
 from peerwise.train.export import RECIPE_FILE
@@ -36,8 +38,6 @@ from peerwise.train.sft import Sft
 from peerwise.train.standing import best_evaluation, differences, mean_accuracy
 
 METHODS: dict[str, Callable[[Session, str, Stage, Optimizer], Learner]] = {"sft": Sft, "grpo": Grpo, "dpo": Dpo}
-HOPELESS_STEPS = 10
-"""Steps in a row without an informative group after which a warning is due, and a stage that needs pairs ends."""
 
 
 def train(recipe: Recipe, folder: Path, console: Console) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class _Run:
         self.recipe, self.folder = session.recipe, session.folder
         self.weights = MasterWeights(session.policy.model)
         self.bad_steps = 0
-        self.unlearnable = 0
+        self.diagnosis = Diagnosis(Limits(max_new_tokens=1))
         self.best = -1  # global step of the best evaluation of the stage, with patience
         self.stop_asked = False
         self.something_to_save = False
@@ -134,6 +134,13 @@ class _Run:
             method.load_tensors(tensors)
             start, method.position = latest[1].step, latest[1].position
             method.carry(latest[1].carried)
+        self.diagnosis = Diagnosis(
+            Limits(
+                max_new_tokens=stage.rollout.max_new_tokens,
+                kl_target=stage.algorithm.kl_target,
+                memory_bytes=total_bytes(self.session.policy.model.device),
+            )
+        )
         earlier = self._evaluations(name) if self.recipe.evaluation.patience else []
         self.best = best_evaluation(earlier)[0] if earlier else -1
         self.console.stage(name, stage.method, stage.steps)
@@ -191,24 +198,10 @@ class _Run:
 
     def _warn(self, values: dict[str, float], method: Learner) -> None:
         """What wastes a run quietly is said aloud."""
-        if values["length/truncated"] > 0.9:
-            limit = method.stage.rollout.max_new_tokens
-            self.console.warn(
-                f"more than 90 % of answers are cut off at rollout.max_new_tokens = {limit}; "
-                "their rewards say little, raise it"
-            )
-        if values.get("mismatch/mean", 0.0) > 0.1:
-            self.console.warn("sampler and trainer disagree by more than 0.1 nats a token on average")
-        self.unlearnable = 0 if values["groups/informative"] > 0 else self.unlearnable + 1
-        if self.unlearnable >= HOPELESS_STEPS:
-            text = (
-                f"no group of the last {self.unlearnable} steps had both right and wrong answers, so nothing can be "
-                "learned: use easier or harder problems, a larger group, or a start that is sometimes right (an sft "
-                "stage)"
-            )
-            if method.stage.method == "dpo":
-                raise TrainingError(text)
-            self.console.warn(text)
+        for trouble in self.diagnosis.look(values):
+            if trouble.name == "uninformative" and method.stage.method == "dpo":
+                raise TrainingError(trouble.text)
+            self.console.warn(f"{trouble.name}: {trouble.text} (docs/troubleshooting.md#{trouble.name})")
 
     def _count_bad(self, finite: bool, method: Learner, global_step: int) -> None:
         """An update that is not finite has moved nothing; steps with one, several in a row, end the run."""

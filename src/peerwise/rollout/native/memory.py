@@ -26,7 +26,7 @@ def token_bytes(model: PreTrainedModel) -> int:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return 2 * int(config.num_hidden_layers) * int(kv_heads) * int(head_size) * model.dtype.itemsize
+    return 2 * int(config.num_hidden_layers * kv_heads * head_size * model.dtype.itemsize)
 
 
 def cache_bytes(per_token: int, *, branches: int, prompts: int, longest_prompt: int, max_new_tokens: int) -> int:
@@ -42,6 +42,13 @@ def spare_bytes(device: torch.device) -> int:
     else:
         free = min(int(psutil.virtual_memory().available), _container_bytes())
     return int(free * (1 - MARGIN))
+
+
+def total_bytes(device: torch.device) -> int:
+    """Bytes that the device has in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(psutil.virtual_memory().total)
 
 
 def _container_bytes() -> int:
