@@ -659,6 +659,14 @@ FAULTS = [
         "test_an_object_that_claims_to_equal_everything_equals_no_value_of_the_tests",
     ),
     Fault(
+        "a program that ended has raised what a test waits for",
+        "sandbox/inside/tester.py",
+        " and not peer.over",
+        "",
+        "tests/sandbox/test_program_runs.py::"
+        "test_a_program_that_ends_the_conversation_has_raised_nothing_and_reaches_no_later_test",
+    ),
+    Fault(
         "tests that were not reached have passed",
         "sandbox/programs.py",
         "passed += [False] *",
@@ -749,9 +757,17 @@ FAULTS = [
     Fault(
         "a batch of values that is too short is repeated",
         "rewards/custom.py",
-        'return [Failed("wrong length", detail)] * count',
-        "return (list(value) * count + [0.0] * count)[:count]",
+        'return Failed("wrong length", detail)',
+        "values = (values * count + [0.0] * count)[:count]",
         "tests/rewards/test_custom_rewards.py",
+    ),
+    Fault(
+        "a function is given the records themselves",
+        "rewards/custom.py",
+        "lambda given: copy.deepcopy(given.problem.meta)",
+        "lambda given: given.problem.meta",
+        "tests/rewards/test_custom_rewards.py::"
+        "test_what_a_function_does_to_its_arguments_reaches_neither_other_samples_nor_the_records",
     ),
     Fault(
         "no share of failures is too many",
@@ -795,6 +811,28 @@ FAULTS = [
         "bad = None if line.isascii() else _ESCAPED.search(line)",
         "bad = None",
         "tests/tasks/test_files.py::test_a_few_rows_that_cannot_be_read_are_left_out_with_their_lines",
+    ),
+    # The report
+    Fault(
+        "the gain of a run is turned round",
+        "report/verdict.py",
+        "changes = [(now - then) / samples",
+        "changes = [(then - now) / samples",
+        "tests/report/test_report_verdict.py",
+    ),
+    Fault(
+        "the worst answer of a group stands first",
+        "report/samples.py",
+        'key=lambda answer: -(answer["advantage"] or 0.0)',
+        'key=lambda answer: (answer["advantage"] or 0.0)',
+        "tests/report/test_report_reading.py",
+    ),
+    Fault(
+        "a text of a run is markup in the page",
+        "report/page.py",
+        "autoescape=True",
+        "autoescape=False",
+        "tests/report/test_report_page.py::test_texts_of_a_run_add_no_element_and_no_attribute",
     ),
 ]
 

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("peerwise.cli.compare", "put runs side by side"),
     "report": ("peerwise.cli.report", "one page that shows a run: verdict, curves, every sampled answer"),
     "export": ("peerwise.cli.export", "a run's best model as a Hugging Face folder"),
+    "watch": ("peerwise.cli.watch", "the terminal view of a run in another process"),
     "grade": ("peerwise.cli.grade", "grade the answers in a file against its gold answers"),
 }
 """Command -> (its module, the module's SUMMARY)."""

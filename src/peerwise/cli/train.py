@@ -7,13 +7,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peerwise.cli.process import keep_freed_memory
-from peerwise.errors import RequestError
+from peerwise.errors import PeerwiseError, RequestError
 from peerwise.recipe.check import check
 from peerwise.recipe.load import load, loads
 from peerwise.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from peerwise.metrics.console import Console
 
 SUMMARY = "train a model by a recipe, or go on with a run"
 USAGE = """usage: peerwise train RECIPE [--section.key value ...] [--quiet] [--json]
@@ -60,9 +63,24 @@ def _run(recipe: Recipe | None, folder: Path, warnings: Sequence[str], quiet: bo
     try:
         for warning in warnings:
             console.warn(warning)
-        return resume(folder, console) if recipe is None else train(recipe, folder, console)
+        result = resume(folder, console) if recipe is None else train(recipe, folder, console)
+        return result | {"report": _report(folder, console)}
     finally:
         console.close()
+
+
+def _report(folder: Path, console: Console) -> str | None:
+    """Write the page that shows the run; a full disk must not fail a run that is over."""
+    from peerwise.recipe.dump import diff
+    from peerwise.report import build
+
+    try:
+        page = build(folder, changes=diff(load(folder / "recipe.toml"))).html
+    except PeerwiseError as error:
+        console.warn(f"the report was not written: {error}; `peerwise report {folder}` writes it")
+        return None
+    console.note(f"the report is {page}")
+    return str(page)
 
 
 def _prepare() -> None:
