@@ -123,8 +123,8 @@ FAULTS = [
     Fault(
         "the batch's baseline is each group's own",
         "algo/advantage.py",
-        'exact.flatten() if baseline in ("batch", "none") else exact',
-        "exact",
+        "_centred(exact, among, of_among)",
+        "_centred(exact, exact, taken)",
         METHODS,
     ),
     Fault(
@@ -509,7 +509,7 @@ FAULTS = [
         "each micro-batch has its own denominator",
         "train/step.py",
         "weights[rows].to(logprobs.device).repeat_interleave(lengths)",
-        "token_weights(lengths, method.aggregation, fixed_length=max_new_tokens).repeat_interleave(lengths)",
+        "token_weights(lengths, method.aggregation, fixed_length=16).repeat_interleave(lengths)",
         ACCUMULATION,
     ),
     Fault(

@@ -4,7 +4,9 @@ and that no file, however hostile, gets more than a message."""
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,37 @@ def test_a_clean_copy_has_the_clean_rows_as_they_were(tmp_path, capsys):
     assert "exists and is not overwritten" in capsys.readouterr().err
 
 
+def test_a_column_called_line_says_nothing_of_where_a_row_stands(tmp_path, capsys):
+    path = save(tmp_path / "a.jsonl", row("Same?", 1, line=7), row("same ?", 1, line=9), row("Other?", 3, line="x"))
+    record = check(capsys, path, "--fix", tmp_path / "b.jsonl")
+    assert lines_of(record, "duplicate") == [2]
+    first, _, third = path.read_text(encoding="utf-8").splitlines()
+    assert (tmp_path / "b.jsonl").read_text(encoding="utf-8").splitlines() == [first, third]
+
+
+def test_a_name_that_is_no_text_is_spelled_out(tmp_path, capsys):
+    path = tmp_path / os.fsdecode(b"b\xff.jsonl")
+    try:
+        save(path, row("1 + 1?", 2))
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    assert check(capsys, path)["data"].endswith("b\\udcff.jsonl")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "gbk", "utf-8"])
+def test_golds_are_shown_on_every_console(tmp_path, monkeypatch, encoding):
+    path = save(tmp_path / "a.jsonl", row("几个？", "八个"), row("几个？", "九个\U0001f600"), row("1 + 1?", 2))
+    for words, shown in (((), {"ascii": "\\u516b", "gbk": "八", "utf-8": "\U0001f600"}[encoding]), (("--json",), "8")):
+        out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr("sys.stdout", out)
+        assert main(["data", "check", str(path), *words]) == 0
+        out.seek(0)
+        text = out.read()
+        assert shown in text
+        if words:
+            assert "\U0001f600" in json.loads(text)["reasons"]["contradictory"]["examples"][0]["note"]
+
+
 def test_a_clean_copy_of_a_gbk_table_is_a_utf_8_table(tmp_path, capsys):
     rows = [["一加一\n等于几？", "2"], ['"二"，加二？', "4"], ["二加三？", ""]]
     with (tmp_path / "a.csv").open("w", encoding="gbk", newline="") as file:
@@ -147,6 +180,11 @@ def test_a_clean_copy_of_parquet_keeps_types_and_nested_columns(tmp_path, capsys
         ([], "required: check"),
         (["check"], "required: FILE|TASK"),
         (["check", "nowhere.jsonl"], "no file or folder 'nowhere.jsonl'"),
+        (["check", "gms8k"], "no file or folder 'gms8k'; of tasks, did you mean 'gsm8k'"),
+        (["check", "data.jsonl", "--keep-rates", "0.9", "0.1"], "LOW must be less than HIGH"),
+        (["check", "data.jsonl", "--keep-rates", "0", "90"], "got '90', expected a number from 0 to 1"),
+        (["check", "data.jsonl", "--test", "bad.jsonl"], "peerwise: bad.jsonl: none of 1 rows"),
+        (["check", "data.jsonl", "--fix", "x" * 300 + ".jsonl"], "cannot be written .*too long"),
         (["check", "."], "no file for split 'train'"),
         (["check", "data.jsonl", "--path", "x"], "--path goes with a task's name"),
         (["check", "data.jsonl", "--test-columns", "a=b"], "--test-columns goes with --test"),
@@ -165,6 +203,7 @@ def test_a_clean_copy_of_parquet_keeps_types_and_nested_columns(tmp_path, capsys
 )
 def test_what_cannot_be_served_gets_one_message_and_writes_nothing(here, capsys, monkeypatch, words, message):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    save(here / "bad.jsonl", "not JSON")
     before = sorted(here.iterdir())
     assert main(["data", *words]) == 2
     captured = capsys.readouterr()

@@ -3,6 +3,7 @@ one policy for all that can go wrong: counted, shown once, the sample marked, st
 """
 
 import asyncio
+import gc
 import math
 import time
 
@@ -93,7 +94,7 @@ def test_a_function_that_names_only_what_both_kinds_share_is_one_of_single_sampl
     [
         (lambda txt: 0, "no value is known for its parameter 'txt'; did you mean 'text'"),
         (lambda text, answers: [0], "takes both one sample .text. and a batch"),
-        (lambda text, /: 0, "parameter 'text'"),
+        (lambda text, /: 0, "parameter 'text' cannot be given by name; remove the /"),
         (dict, "parameters"),
     ],
 )
@@ -209,6 +210,113 @@ def test_whatever_is_no_finite_number_marks_that_sample_alone(text, reason):
     assert found[1].parts == {}
     if text != "raise":  # a batch that raises has no values at all
         assert [s.failed for s in scores(f, batch)] == [None, reason, None]
+
+
+class Misbehaving(list):
+    """A value that says it has three items, and does harm wherever it is read."""
+
+    def __init__(self, harm):
+        super().__init__([1.0])
+        self.harm = harm
+
+    def __len__(self):
+        return 3
+
+    def __float__(self):
+        return self.harm()
+
+
+class NoMapping(dict):
+    def items(self):
+        raise LookupError("no items")
+
+
+class NoName:
+    def __str__(self):
+        raise LookupError("no name")
+
+    @property
+    def tolist(self):
+        raise LookupError("no list")
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (Misbehaving(lambda: time.sleep(3) or 1.0), "timed out"),
+        (Misbehaving(interrupt), "raised KeyboardInterrupt"),
+        (NoMapping(a=1.0), "raised LookupError"),
+        ({NoName(): 1.0}, "raised LookupError"),
+        (bytearray(b"1"), "no number"),
+    ],
+)
+def test_a_value_that_misbehaves_when_it_is_read_fails_like_a_function_that_does(value, reason):
+    found = scores(lambda text: value if text == "bad" else 1.0, [sample("bad"), sample()], timeout_s=0.3)
+    assert [(score.total, score.failed) for score in found] == [(0.0, reason), (1.0, None)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"), [(NoName(), "raised LookupError"), (Misbehaving(lambda: 1.0), "wrong length")]
+)
+def test_a_batch_that_misbehaves_when_it_is_read_fails_whole(returned, reason):
+    assert [score.failed for score in scores(lambda texts: returned, [sample()] * 3)] == [reason] * 3
+
+
+def test_what_a_function_does_to_its_arguments_reaches_neither_other_samples_nor_the_records():
+    seen = []
+
+    def spoil(problem, meta):
+        seen.append((problem.meta["tags"] == meta["tags"] == ["a"], problem.messages[0]["content"]))
+        problem.meta["tags"].append("b")
+        meta.clear()
+        problem.messages[0]["content"] = "spoilt"
+
+    def f(problem, meta):
+        return spoil(problem, meta) or 1.0
+
+    def g(problems, metas):
+        return [spoil(*given) or 1.0 for given in zip(problems, metas, strict=True)]
+
+    problem, completion = sample(tags=["a"])
+    for function in (f, g):
+        assert [score.failed for score in scores(function, [(problem, completion)] * 2)] == [None, None]
+    assert seen == [(True, "6 * 7 = ?")] * 4
+    assert problem == sample(tags=["a"])[0]
+
+
+def test_each_sample_keeps_its_own_value_when_coroutines_return_one_shared_dict():
+    shared = {}
+
+    async def f(text):
+        shared["length"] = len(text)
+        return shared
+
+    assert [score.total for score in scores(f, [sample("a"), sample("bb"), sample("ccc")])] == [1.0, 2.0, 3.0]
+
+
+def test_a_coroutine_that_nobody_awaits_says_what_to_do():
+    async def f(text):
+        return 1.0
+
+    said = []
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        assert scores(lambda text: f(text), [sample()], warn=said.append)[0].failed == "no number"
+        gc.collect()
+    assert said[0].endswith("expected a number or None; define the function itself with `async def`")
+
+
+def test_the_text_of_a_failure_stays_short():
+    said = []
+
+    def f(text):
+        raise ValueError("x" * 1_000_000 + "\n" + "line\n" * 1000 + "y" * 1_000_000)
+
+    scores(f, [sample()], warn=said.append)
+    assert len(said[0]) < 5000 and said[0].endswith("y")
 
 
 def test_a_failed_sample_keeps_the_verdict_of_the_ordinary_judge():
@@ -351,6 +459,11 @@ def test_a_file_that_does_not_import_shows_its_own_traceback(tmp_path, body, par
     assert all(part in str(caught.value) for part in parts)
     assert "custom.py" not in str(caught.value)
     assert "importlib" not in str(caught.value)
+
+
+def test_a_path_that_no_file_can_have_is_refused():
+    with pytest.raises(RequestError, match="cannot be read"):
+        rubric.build("x" * 5000 + ".py:f")
 
 
 def test_a_function_that_is_not_there_and_a_file_that_is_not_there_are_named(tmp_path):

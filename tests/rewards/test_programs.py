@@ -101,7 +101,12 @@ def test_an_empty_batch_has_no_scores():
 
 @pytest.mark.parametrize(
     "answer",
-    ["42", "", "[" * 10**5, "[]", "{}", '{"prelude": "", "names": [], "tests": []}', '{"tests": ["assert 1"]}'],
+    [
+        *("42", "", "[" * 10**5, "[]", "{}", '{"prelude": "", "names": [], "tests": []}', '{"tests": ["assert 1"]}'),
+        '{"prelude": "", "names": [], "tests": "assert 1"}',
+        '{"prelude": "", "names": 3, "tests": ["assert 1"]}',
+        '{"prelude": 5, "names": [], "tests": ["assert 1"]}',
+    ],
 )
 def test_a_problem_without_tests_ends_the_run_and_names_itself(answer):
     assert not has_tests(problem(answer))

@@ -71,6 +71,8 @@ def test_parts_are_weighted_and_travel_unweighted():
         ("parts", {"correct": 1.0, "format": -0.1}, "not a weight"),
         ("parts", {"correct": {}}, "expected points"),
         ("parts", {"correct": {"soon": 1.0}}, "expected points"),
+        ("parts", {"correct": {"9" * 5000: 1.0}}, "expected points"),
+        ("parts", {"correct": "1"}, "correct = '1' is not a weight"),
         ("parts", {"correct": 1.0, "length": 0.1}, "length need `longest`"),
         ("correctness", {"correct": 1.0}, "go with reward = 'parts'"),
         ("corectness", None, "did you mean 'correctness'"),

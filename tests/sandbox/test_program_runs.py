@@ -257,6 +257,30 @@ def test_what_is_no_message_is_an_error_and_never_a_value(line):
         os.close(descriptor)
 
 
+RAW = """import os
+def raw(line):
+    for fd in range(3, 64):
+        try: os.write(fd, line)
+        except OSError: pass
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["os._exit(0)", "os.kill(os.getpid(), 9)", "raw(b'junk\\n')", 'raw(b\'{"result": {"builtin": "exec"}}\\n\')'],
+)
+def test_a_program_that_ends_the_conversation_has_raised_nothing_and_reaches_no_later_test(body):
+    source = f"{RAW}def f(x):\n    if x < 0: {body}\n    return x\n"
+    expects = "try: f(-1)\n{}: pass\nelse: assert False"
+    tests = ("assert f(1) == 1", expects.format("except Exception"), expects.format("except"), "assert True")
+    assert passed(source, *tests) == [True, False, False, False]
+
+
+def test_an_exit_is_no_exception_that_a_test_waits_for():
+    tests = ("try: f(-1)\nexcept Exception: pass\nelse: assert False", "assert f(1) == 1")
+    assert passed("import sys\ndef f(x):\n    if x < 0: sys.exit(0)\n    return x", *tests) == [False, True]
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -72,10 +72,14 @@ GOOD = json.dumps(ROW).encode() + b"\n"
         (GOOD + b'{"prompt": "1?", "prompt": "2?", "answer": "3"}\n', "line 2: not JSON .*'prompt' stands twice"),
         (GOOD + b'{"prompt": "1\0?", "answer": "3"}\n', "line 2: it holds a NUL"),
         (GOOD.decode().encode("utf-16"), "line 1: its byte 1 is no UTF-8.*utf-16"),
+        (GOOD.decode().encode("utf-32"), "line 1: its byte 1 is no UTF-8.*utf-32"),
         (b'{"prompt": "", "answer": "2"}\n', "line 1: 'prompt' is empty"),
         (b'{"prompt": "1?", "answer": ["2"]}\n', "line 1: column 'answer' is a list"),
         (b'{"prompt": [{"role": "user"}], "answer": "2"}\n', "line 1: 'prompt' is .*role"),
         (b'{"prompt": [], "answer": "2"}\n', "line 1: 'prompt' is .*expected"),
+        (b'{"prompt": [{"role": "user", "content": " "}], "answer": "2"}\n', "line 1: 'prompt' is empty"),
+        (b'{"prompt": [{"role": "", "content": "1?"}], "answer": "2"}\n', "line 1: 'prompt' is .*expected"),
+        (b'{"prompt": [{"role": "user", "content": "\\ud800"}], "answer": "2"}\n', "'prompt' holds half a character"),
     ],
 )
 def test_damage_is_named_with_its_line(tmp_path, content, message):
@@ -169,7 +173,29 @@ def test_nested_and_binary_parquet_columns_are_no_text(tmp_path):
             load(tmp_path / "a.parquet")
 
 
+def test_parquet_that_names_a_column_twice_is_refused_and_a_value_out_of_range_costs_its_row(tmp_path):
+    import pyarrow.parquet
+
+    path = tmp_path / "a.parquet"
+    twice = pyarrow.table([["1?"], ["2"], ["3"]], names=["prompt", "answer", "answer"])
+    pyarrow.parquet.write_table(twice, path)
+    with pytest.raises(DataError, match="a column stands twice in the header: prompt, answer, answer"):
+        load(path)
+    times = pyarrow.array([1, 2**50, 3], pyarrow.timestamp("ms"))  # the second is in the year 37648
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": list("abc"), "answer": list("123"), "at": times}), path)
+    train = load_task("files", path=str(path), held_out=1, max_faulty=0.5).train
+    assert train.dropped["malformed"] == 1 and train.examples["malformed"][0].line == 2
+
+
+def test_columns_called_like_what_is_remembered_of_a_row_do_not_stand_for_it(tmp_path):
+    row = {**ROW, "solution": "So it is \\boxed{2}.", "line": 7, "statement_added": True, "level": 3}
+    (problem,) = load(save(tmp_path, json.dumps(row)))
+    assert problem.meta == {"line": 1, "level": 3}
+
+
 def test_a_missing_path_split_or_role_says_so(tmp_path):
+    with pytest.raises(DataError, match=r"cannot be read .*name too long"):
+        load("x" * 5000 + ".jsonl")
     with pytest.raises(DataError, match="no file or folder"):
         load(tmp_path / "nowhere.jsonl")
     with pytest.raises(DataError, match=r"no file for split 'train'; expected one of train.jsonl"):

@@ -114,9 +114,10 @@ def test_columns_setup_and_entry_point_of_your_own_file(tmp_path):
 
 def test_rows_that_cannot_be_used_are_counted_by_reason(tmp_path):
     good = [own(["assert f(1)"], prompt=f"Task {n}") for n in range(60)]
-    loaded = load(tmp_path, "programs", *good, own("x = 1"), own(["assert f("]), own([]))
+    long = own(["assert f(1) == 0x" + "f" * 5000]), own(["assert f(1) == " + "1 + " * 600 + "1"])
+    loaded = load(tmp_path, "programs", *good, own("x = 1"), own(["assert f("]), own([]), *long)
     assert len(loaded.problems) == 60
-    assert loaded.dropped == {"no tests": 2, "malformed": 1}
+    assert loaded.dropped == {"no tests": 2, "malformed": 3}
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,20 @@ def test_without_a_test_split_problems_are_drawn_from_train_at_most_half(tmp_pat
     assert data.train.dropped == {"held out for evaluation": 5}
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Caf\u00e9 bill?", "Cafe\u0301 bill?", True),
+        ("Co\u00adoperate?", "cooperate", True),
+        ("２ 个＋３个？", "2个+3 个?", True),
+        ("What is 2²?", "What is 22?", False),
+        ("What is ½?", "What is 1/2?", False),
+    ],
+)
+def test_ways_to_write_the_same_question_are_folded_and_values_are_not(one, other, same):
+    assert (splits.normalised(one) == splits.normalised(other)) is same
+
+
 def test_a_held_out_question_in_other_case_and_spacing_is_removed_from_train(tmp_path):
     write(tmp_path / "train.jsonl", [{"prompt": "what  is\n2 + 2?", "answer": "4"}, *rows(3, start=50)])
     write(tmp_path / "test.jsonl", [{"prompt": "What is 2 + 2?", "answer": "4"}])

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerwise.cli.words import Parser, not_negative, pair, positive
-from peerwise.errors import DataError, ModelError, RequestError
+from peerwise.cli.words import Parser, from_0_to_1, pair, positive
+from peerwise.errors import DataError, ModelError, RequestError, nearest
 from peerwise.metrics.console import printable
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     source = _mendable(request, options.fix) if options.fix else None
     pool = _pool(request, name, options)
     train, test = _checked(pool, request, options)
-    record: dict[str, Any] = {"data": options.data, "split": request.split, **train.as_json()}
+    record: dict[str, Any] = {"data": printable(options.data), "split": request.split, **train.as_json()}
     record["test"] = test.as_json() if test else None
     if source is not None:
         from peerwise.tasks import mend
@@ -78,8 +79,9 @@ def run(argv: Sequence[str]) -> int:
             raise DataError(f"--fix {options.fix}: no clean row is left, so nothing is written")
         kept = {problem.meta["line"] for problem in train.problems.problems}
         mend.write(source, options.fix, kept, request.encoding, record)
-        record["fixed"] = str(options.fix)
-    print(json.dumps(record, ensure_ascii=False) if options.json else _text(record))
+        record["fixed"] = printable(str(options.fix))
+    # ASCII, since not every console can show what stands in the data, and a program must be able to read this.
+    print(json.dumps(record) if options.json else _text(record))
     return 0
 
 
@@ -90,6 +92,12 @@ def _request(options: argparse.Namespace) -> tuple[Request, str]:
     named = options.data in base.TASKS
     if not named and options.path:
         raise RequestError(f"--path goes with a task's name; {options.data!r} is taken for the file itself")
+    if not named and not os.path.lexists(options.data):
+        raise RequestError(
+            f"there is no file or folder {options.data!r}; of tasks, {nearest(options.data, base.TASKS)}"
+        )
+    if options.keep_rates[0] >= options.keep_rates[1]:
+        raise RequestError("--keep-rates LOW HIGH would keep nothing: LOW must be less than HIGH")
     request = base.Request(
         path=options.path if named else options.data,
         split=options.split,
@@ -137,10 +145,10 @@ def _pool(request: Request, name: str, options: argparse.Namespace) -> Pool:
         pool = replace(pool, test=load(other).train)
     elif options.test_columns:
         raise RequestError("--test-columns goes with --test FILE")
-    for part in filter(None, (pool.train, pool.test)):
-        if not part.problems:
+    for place, part in ((options.data, pool.train), (options.test or f"{options.data}, test split", pool.test)):
+        if part and not part.problems:
             found = [example.note for examples in part.examples.values() for example in examples]
-            raise DataError(f"{options.data}: none of {part.rows} rows can be used; first: {found[0]}")
+            raise DataError(f"{place}: none of {part.rows} rows can be used; first: {found[0]}")
     return pool
 
 
@@ -274,7 +282,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--keep-rates",
         nargs=2,
-        type=not_negative,
+        type=from_0_to_1,
         default=(0.0, 1.0),
         metavar=("LOW", "HIGH"),
         help="pass rates at or below LOW are too hard, at or above HIGH too easy (default 0 1)",

@@ -7,6 +7,7 @@ and version answer at once. Knows nothing of what the commands do.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -32,6 +33,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; sys.argv when `argv` is None. 0 done, 1 the work failed, 2 the request was wrong, 130 Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character gets its number; an answer in Chinese is no reason to fail.
+            stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]

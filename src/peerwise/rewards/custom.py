@@ -6,6 +6,7 @@ The file is the user's and is run as such; nothing a model wrote is ever run her
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import inspect
 import math
@@ -13,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,15 +36,20 @@ class _Given:
     extracted: str | None
 
 
+Parts = dict[str, float | None]
+
 _ONE: dict[str, Callable[[_Given], object]] = {
-    "problem": lambda given: given.problem,
+    "problem": lambda given: copy.deepcopy(given.problem),
     "completion": lambda given: given.completion,
     "question": lambda given: given.problem.messages[-1]["content"] if given.problem.messages else "",
     "text": lambda given: given.completion.text,
     "answer": lambda given: given.problem.answer,
-    "meta": lambda given: given.problem.meta,
+    "meta": lambda given: copy.deepcopy(given.problem.meta),
 }
-"""Name of a parameter -> what it is given, in a function of one sample; with an s, in a function of a batch."""
+"""Name of a parameter -> what it is given, in a function of one sample; with an s, in a function of a batch.
+
+What could be changed is a copy: the other samples and the records of the run are none of the function's business.
+"""
 _EITHER: dict[str, Callable[[_Given], object]] = {
     "tokens": lambda given: given.completion.token_ids,
     "correct": lambda given: given.correct,
@@ -107,6 +114,7 @@ class Own:
         self.name = name
         self.failures = Failures(name, most=most_failures, warn=warn)
         self._last_number = last_number
+        self._part = name.rpartition(":")[2]
         self._wanted, self._takes_batch = _parameters(function, name)
         self._calls = Calls(function, timeout_s)
 
@@ -117,23 +125,23 @@ class Own:
         returned = self._returned(givens, step) if givens else []
         return [self._score(given, value) for given, value in zip(givens, returned, strict=True)]
 
-    def _returned(self, givens: Sequence[_Given], step: int) -> Iterable[object]:
+    def _returned(self, givens: Sequence[_Given], step: int) -> Iterable[Parts | Failed]:
         """What the function says of each sample, or Failed."""
+        read = partial(_parts, name=self._part)
         if not self._takes_batch:
-            return self._calls.results([self._arguments(_ONE | _EITHER, given, step) for given in givens])
+            return self._calls.results([self._arguments(_ONE | _EITHER, given, step) for given in givens], read)
         columns = _MANY | _EITHER
         batch = {name: [columns[name](given) for given in givens] for name in self._wanted if name != STEP}
         batch |= {STEP: step} if STEP in self._wanted else {}  # type: ignore[dict-item]
-        (value,) = self._calls.results([batch])
-        return _one_each(value, len(givens))
+        (found,) = self._calls.results([batch], partial(_one_each, count=len(givens), read=read))
+        return [found] * len(givens) if isinstance(found, Failed) else found  # nothing is repeated or shifted
 
     def _arguments(
         self, values: Mapping[str, Callable[[_Given], object]], given: _Given, step: int
     ) -> dict[str, object]:
         return {name: step if name == STEP else values[name](given) for name in self._wanted}
 
-    def _score(self, given: _Given, value: object) -> Score:
-        parts = value if isinstance(value, Failed) else _parts(value, self.name.rpartition(":")[2])
+    def _score(self, given: _Given, parts: Parts | Failed) -> Score:
         if isinstance(parts, Failed):
             self.failures.add(given.problem.id, parts)
             return Score(total=0.0, correct=given.correct, extracted=given.extracted, failed=parts.reason)
@@ -142,27 +150,28 @@ class Own:
         return Score(total=float(total), correct=right, parts=parts, extracted=given.extracted)
 
 
-def _one_each(value: object, count: int) -> Sequence[object]:
-    """The values of a batch; `count` times Failed when it is no list of so many. Nothing is repeated or shifted."""
-    if isinstance(value, Failed):
-        return [value] * count
+def _one_each(value: object, *, count: int, read: Callable[[object], Parts | Failed]) -> list[Parts | Failed] | Failed:
+    """The parts of each sample of a batch; Failed when it is no list of `count` values."""
     value = value.tolist() if hasattr(value, "tolist") else value  # numpy's and torch's arrays
     if not isinstance(value, list | tuple):
-        return [Failed("no list", f"TypeError: returned {_shown(value)}, expected a list of {count} values")] * count
-    if len(value) != count:
-        detail = f"ValueError: returned {len(value)} values for {count} samples; expected one for each, in their order"
-        return [Failed("wrong length", detail)] * count
-    return value
+        return Failed("no list", f"TypeError: returned {_shown(value)}, expected a list of {count} values")
+    values = list(value)
+    if len(values) != count:
+        detail = f"ValueError: returned {len(values)} values for {count} samples; expected one for each, in their order"
+        return Failed("wrong length", detail)
+    return [read(each) for each in values]
 
 
-def _parts(value: object, name: str) -> dict[str, float | None] | Failed:
-    parts: dict[str, float | None] = {}
+def _parts(value: object, *, name: str) -> Parts | Failed:
+    parts: Parts = {}
     for part, number in (value if isinstance(value, Mapping) else {name: value}).items():
         parts[str(part)] = found = _number(number)
         if found is not None and not math.isfinite(found):
             return Failed("not finite", f"ValueError: returned {_shown(number)} for {part!r}, expected a finite number")
         if found is None and number is not None:
-            return Failed("no number", f"TypeError: returned {_shown(number)} for {part!r}, expected a number or None")
+            hint = "; define the function itself with `async def`" if inspect.iscoroutine(number) else ""
+            detail = f"TypeError: returned {_shown(number)} for {part!r}, expected a number or None{hint}"
+            return Failed("no number", detail)
     if not math.isfinite(sum(number for number in parts.values() if number is not None)):
         return Failed("not finite", f"ValueError: the parts {_shown(value)} have no finite sum")
     return parts
@@ -171,7 +180,7 @@ def _parts(value: object, name: str) -> dict[str, float | None] | Failed:
 def _number(value: Any) -> float | None:
     """`value` as a float where it is a number, numpy's and torch's scalars included; text is none."""
     try:
-        return None if value is None or isinstance(value, str | bytes) else float(value)
+        return None if value is None or isinstance(value, str | bytes | bytearray) else float(value)
     except Exception:  # whatever a user's object raises, it is no number
         return None
 
@@ -197,7 +206,11 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...
     for parameter in parameters:
         variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         required = parameter.default is parameter.empty and not variable
-        if parameter.kind is parameter.POSITIONAL_ONLY or (parameter.name not in wanted and required):
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise RequestError(
+                f"reward {name!r}: its parameter {parameter.name!r} cannot be given by name; remove the /"
+            )
+        if parameter.name not in wanted and required:
             hint = nearest(parameter.name, {STEP, *_ONE, *_MANY, *_EITHER})
             hint = f"{hint} " if hint.startswith("did") else ""
             raise RequestError(f"reward {name!r}: no value is known for its parameter {parameter.name!r}; {hint}{HOW}")
@@ -211,7 +224,11 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[tuple[str, ...
 
 def _import(reward: str) -> Callable[..., Any]:
     path, _, name = reward.rpartition(":")
-    if not Path(path).is_file():
+    try:
+        is_file = Path(path).is_file()
+    except OSError as error:
+        raise RequestError(f"reward {path[:200]!r}: the file cannot be read ({error.strerror or error})") from None
+    if not is_file:
         raise RequestError(f"reward {reward!r}: there is no file {path!r}; expected path/to/file.py:function")
     spec = importlib.util.spec_from_file_location(f"peerwise_reward_{Path(path).stem}", path)
     if spec is None or spec.loader is None:

@@ -28,7 +28,7 @@ Rule = Literal[
 ]
 
 _CJK = re.compile(r"[\u4e00-\u9fff]")
-_IN_BASE = re.compile(r"(\d+)_(?:\d+|\{\d+\})")
+_IN_BASE = re.compile(r"\(?(\d[\dA-Fa-f]*)\)?_\{?\(?(\d{1,2}|[a-z]{3,7})\)?\}?")
 _DIGIT_GROUPS = re.compile(r"\d+(?: \d+)+|\d+(?:\.\d+){2,}")
 
 
@@ -107,8 +107,9 @@ def _special(one: str, other: str, allowance: Allowance) -> tuple[bool, Rule] | 
         return False, "moment"
     bases = _IN_BASE.fullmatch(one), _IN_BASE.fullmatch(other)
     if any(bases):
-        digits = [match[1] if match else text for match, text in zip(bases, (one, other), strict=True)]
-        return policy.bare_base and not all(bases) and digits[0] == digits[1], "base"
+        digits = [match[1].upper() if match else text for match, text in zip(bases, (one, other), strict=True)]
+        radix = {numbers.parse(match[2]) for match in bases if match}
+        return digits[0] == digits[1] and (policy.bare_base if not all(bases) else len(radix) == 1), "base"
     if any(_is_words(text) or _DIGIT_GROUPS.fullmatch(text) for text in (one, other)):
         return words.same(one, other), "words"
     return None
@@ -121,11 +122,13 @@ def _is_words(text: str) -> bool:
 
 def _text(text: str) -> str:
     """Without blanks that separate nothing: 2 \\pi is 2\\pi, but 1 2 is not 12."""
-    return re.sub(r"(?<!\w) | (?!\w)", "", text)
+    return re.sub(r"(?<!\w)(?<!\d,) | (?!\w)", "", text)
 
 
 def _same_form(one: str, other: str, allowance: Allowance) -> tuple[bool, Rule]:
     left, right = forms.parse(one), forms.parse(other)
+    if {left.kind, right.kind} == {"list", "()"}:
+        left, right = forms.coordinates(left), forms.coordinates(right)
     if _another_equation(one, left, other, right):
         both_atoms = left.kind == right.kind == "atom" and not (words.is_words(left.name) or words.is_words(right.name))
         return (_same_atom(one, other, allowance), "symbolic") if both_atoms else (False, "form")

@@ -164,5 +164,7 @@ def _loose(text: str, last_number: bool) -> Extraction:
     bold = [match[1] for match in _BOLD.finditer(text) if numbers.read(match[1]) is not None] if "**" in text else []
     if bold:
         return Extraction(statements.tidy(bold[-1]), "bold")
-    found = statements.last_number(text) if last_number else None
+    if choice := statements.bare_choice(text):
+        return Extraction(choice, "statement")
+    found = statements.bare_formula(text) or statements.last_number(text) if last_number else None
     return Extraction(found, "number") if found else Extraction(None, "none" if text.strip() else "empty")

@@ -6,6 +6,7 @@ Inequalities in one variable become intervals. Linear time.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,9 @@ from peerwise.rewards.relations import split_outside
 
 MOST_PARTS = 40
 _OPENING, _CLOSING = "([{", ")]}"
-_REALS = re.compile(r"\\mathbb ?\{?R\}?|全体实数|一切实数|(?:all )?real numbers", re.IGNORECASE)
+_REALS = re.compile(
+    r"\\mathbb ?\{?R\}?|(?-i:R)|全体实数|一切实数|实数集|(?:all |the )?(?:real numbers|reals)", re.IGNORECASE
+)
 _PUNCTURED = re.compile(r"(?:\\mathbb ?\{?R\}?) ?(?:\\setminus|\\backslash|\\|-) ?\\?\{(.*?)\\?\}")
 _EMPTY = re.compile(r"\\emptyset|空集|(?:the )?empty set|\\?\{ ?\\?\}", re.IGNORECASE)
 _WORDS = re.compile(r",? (?:and|or) |\\(?:and|or|lor|land)(?![A-Za-z])|[或和、;]|以及")
@@ -26,6 +29,7 @@ _NAME = re.compile(
     r"|\([A-Za-z](?:_\w)?(?:, ?[A-Za-z](?:_\w)?)+\)"
 )
 _BUILDER = re.compile(r"\\?\{ ?[A-Za-z](?:\\in ?\\mathbb ?\{?R\}?)? ?(?:\||\\mid|:) ?([^{}]{1,200}?) ?\\?\}")
+_COORDINATE = re.compile(r"([xyz]) ?= ?([^=]+)")
 _MEMBER = re.compile(r"\\in(?![A-Za-z])")
 _FUNCTION = re.compile(r"[fy](?:\(x\))?")
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
@@ -62,6 +66,15 @@ def parse(text: str) -> Form:
     if relation := relations.parse(body):
         return Form(*relation)
     return _unnamed(body)
+
+
+def coordinates(form: Form) -> Form:
+    """x=3, y=7 as the tuple (3, 7), where the names are in the order of the alphabet; any other form as it is."""
+    named = [_COORDINATE.fullmatch(part) for part in form.parts] if form.kind == "list" else []
+    names = [match[1] for match in named if match]
+    if not names or len(names) < len(named) or any(a >= b for a, b in itertools.pairwise(names)):
+        return form
+    return Form("()", tuple(match[2] for match in named if match))
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -121,7 +134,7 @@ def _matrix(match: re.Match[str]) -> Form:
 def _listed(text: str) -> Form:
     escaped = text.startswith("\\{")
     text = text.replace("\\{", "{").replace("\\}", "}").replace("\\langle", "(").replace("\\rangle", ")")
-    parts = split(text)
+    parts = (text,) if numbers.read(text) else split(text)
     if len(parts) > 1:
         return Form("list", parts)
     if text[:1] in _OPENING and text[-1:] in _CLOSING and text and _closes_at_end(text):
@@ -143,7 +156,7 @@ def _nested_rows(text: str, inner: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 def _either(text: str) -> Form:
     """1 \\pm 2 as the list of both its values; what has no such sign is an atom."""
-    if "\\pm" not in text:
+    if "\\pm" not in text and "\\mp" not in text:
         return Form("atom", (text,))
     first = re.sub(r"\\pm ?", "+", text).replace("\\mp", "-").removeprefix("+")
     second = re.sub(r"\\pm ?", "-", text).replace("\\mp", "+")

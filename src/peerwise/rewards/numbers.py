@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from peerwise.rewards import chinese, english
 from peerwise.rewards.plain import plain
-from peerwise.rewards.units import CURRENCIES, canonical_unit
+from peerwise.rewards.units import CURRENCIES, canonical_unit, part_of
 
 LONGEST = 400
 """Characters beyond which text is not one number; also keeps integers far from Python's digit limit."""
@@ -46,11 +46,14 @@ _INTEGER = re.compile(r"-?(?:[1-9][0-9]{0,15}|0)")
 _ABOUT = re.compile(
     r"(?:大?约|约等于|about|approximately|approx\.?|around|roughly|\\approx|≈)(?:为|是)? ?", re.IGNORECASE
 )
+_MINUS = re.compile(r"负|(?:minus|negative) ", re.IGNORECASE)
 _ORDINAL = re.compile(r"第(?=[\d零一二三四五六七八九十百])")
 _EACH = re.compile(r"(每(?:小时|分钟|分|秒|天|年|人|个|千克|米))(.+)")
 _DOTS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\.\d{3}){2,}(?:,\d{1,2})?|(?:\.\d{3})+,\d{1,2})(?![\d.,])")
 _JOINED = re.compile(r"(?<=\d)又(?=\d+/\d|\\frac)")
 _GROUPING = re.compile(r"\{([^{}]*)\}")
+_PART = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?([A-Za-z]{1,8}|(?:(?![又零])[\u4e00-\u9fff]){1,3})")
+COMPOUND = re.compile(rf"{_PART.pattern}(?:(?:,? and |, ?| |又|零)?{_PART.pattern}){{1,3}}")
 _PERCENT = re.compile(
     r"(?:\\?%|percent(?:age)?|per cent|pct)(?: (?:of|increase|decrease|chance|off|more|less)\b.*)?", re.I
 )
@@ -100,7 +103,7 @@ def _read(text: str) -> Quantity | None:
         value, rest = value * _MULTIPLIERS[word.casefold()], tail
     if _PERCENT.fullmatch(rest):
         return Quantity(value / 100, True, "")
-    return _with_unit(value, percent, currency, rest, adjacent)
+    return _with_unit(value, percent, currency, rest, adjacent) or _compound(sign, text)
 
 
 def _with_unit(value: Fraction, percent: bool, currency: str, rest: str, adjacent: bool) -> Quantity | None:
@@ -108,6 +111,20 @@ def _with_unit(value: Fraction, percent: bool, currency: str, rest: str, adjacen
     if unit is None and rest.endswith("半") and canonical_unit(rest[:-1], adjacent=adjacent):  # 三天半
         value, unit = value + Fraction(1, 2), canonical_unit(rest[:-1], adjacent=adjacent)
     return None if unit is None else Quantity(value, percent, unit or currency)
+
+
+def _compound(sign: str, text: str) -> Quantity | None:
+    """A quantity in falling units of one kind, 2 hours 30 minutes or 3元5角, in the first of them."""
+    if not COMPOUND.fullmatch(text):
+        return None
+    total, unit = Fraction(0), ""
+    for figure, name in _PART.findall(text):
+        own = canonical_unit(name, adjacent=False)
+        share = part_of(own, unit) if own and unit else Fraction(1)
+        if not own or share is None:
+            return None
+        total, unit = total + Fraction(figure) * share, unit or own
+    return Quantity(-total if sign == "-" else total, False, unit)
 
 
 def _opening(text: str) -> tuple[str, str, str]:
@@ -128,8 +145,8 @@ def _opening(text: str) -> tuple[str, str, str]:
 
 
 def _sign(text: str) -> tuple[str, str]:
-    if text.startswith("负"):
-        return "-", text[1:]
+    if word := _MINUS.match(text):
+        return "-", text[word.end() :]
     return (text[0], text[1:].lstrip()) if text[:1] in ("+", "-") else ("", text)
 
 

@@ -30,13 +30,22 @@ _FRACTION = re.compile("[¼-¾⅐-⅞]")
 _RAISED = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+")
 _LOWERED = re.compile("[₀-₉]+")
 _TEXT = re.compile(
-    r"(?:(?:(?<=[\d})])|(?<=\\circ))())?\\(?:text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mbox|operatorname)"
+    r"(?:(?:(?<=[\d})])|(?<=\\circ))())?\\(?:text|textbf|textit|textrm|textnormal|textsf|mathrm|mathbf|mathit|mathsf|mbox|underline|boldsymbol|bm"
+    r"|operatorname)"
     r"\s*\{([^{}]*)\}"
 )
 _DEEPEST_TEXT = 3
 _COMMANDS = (
     (re.compile(r"\\(?:displaystyle|limits|left|right|[bB]igg?[lrm]?)(?![A-Za-z])"), ""),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\frac {1,3}(\d) {0,3}(\d)"), r"\\frac{\1}{\2}"),
+    (
+        re.compile(
+            r"\\(?:text)?color ?\{[a-z]{1,12}\} ?|\\(?:tiny|small|normalsize|large|Large|LARGE|huge)(?![A-Za-z]) ?"
+        ),
+        "",
+    ),
+    (re.compile(r"\\pounds(?![A-Za-z]) ?"), "£"),
     (re.compile(r"\\!|\\(?:rm|bf|it)(?![A-Za-z]) ?"), ""),
     (re.compile(r"(?<=\d)(?:\\,|\\ |~)(?=\d{3}(?!\d))"), ","),
     (re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~"), " "),
@@ -52,12 +61,18 @@ _COMMANDS = (
 )
 _ALWAYS = (
     (re.compile(r"(?<=\d)\{,\}(?=\d{3}(?!\d))"), ","),
-    (re.compile(r"([_^])\{(\w)\}"), r"\1\2"),
+    (re.compile(r"([_^])\{(\w)\}(?!\d)"), r"\1\2"),
+    (re.compile(r"^\s*=(?![=<])\s*"), ""),
+    (re.compile(r"(?<=\d)(\.\d{0,20}?)(?:(\d)\2{2,20}|(\d{2,6})\3{1,20})(?:\.{3}|\\[lc]?dots)"), r"\1\\overline{\2\3}"),
+    (re.compile(r", ?\.{3} ?$"), r", \\ldots"),
+    (re.compile(r" ?[,(] ?k ?\\in ?(?:\\mathbb ?)?\{?Z\}? ?\)?$"), ""),
     (re.compile(r"<=|=<"), r"\\le "),
     (re.compile(r">="), r"\\ge "),
     (re.compile(r"!="), r"\\ne "),
     (re.compile(r"\s+"), " "),
 )
+# Mathematics inside a longer answer: 2又$\\frac{1}{3}$; the dollars of $5 and $6 are no such pair.
+_INLINE = re.compile(r"(?<![\\$])\$\$?(?=[^\s$])([^$]{0,200}?[^\s$\\])\$\$?(?![\d$])")
 _ROOT_SIGN = re.compile(r"√ ?(\d+(?:\.\d+)?)")
 _WRAPPERS = (
     ("$$", "$$"),
@@ -89,7 +104,8 @@ def _plain(text: str) -> str:
         return text
     if not text.isascii():
         text = _half_width(text)
-    text = text.replace("\\$", "$")
+    if "$" in text:
+        text = _INLINE.sub(r"\1", text).replace("\\$", "$")
     if "\\" in text or "~" in text:
         for pattern, replacement in _COMMANDS:
             text = pattern.sub(replacement, text)

@@ -10,6 +10,7 @@ import json
 import re
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from peerwise.errors import RewardError
 from peerwise.records import Completion, Problem, Score
@@ -80,12 +81,15 @@ def _last_fence(text: str) -> tuple[str | None, bool]:
     return (code if code and code.strip() else None), any_fence
 
 
-def _tests(problem: Problem) -> dict[str, list[str]] | None:
+def _tests(problem: Problem) -> dict[str, Any] | None:
     try:
         tests = json.loads(problem.answer)
     except (ValueError, RecursionError):
         return None
     if not isinstance(tests, dict) or tests.keys() != {"prelude", "names", "tests"} or not tests["tests"]:
+        return None
+    lists = isinstance(tests["names"], list) and isinstance(tests["tests"], list)
+    if not lists or not all(isinstance(text, str) for text in (tests["prelude"], *tests["names"], *tests["tests"])):
         return None
     return tests
 
@@ -96,9 +100,7 @@ def _program(problem: Problem, code: str) -> Program:
         raise RewardError(
             f"reward programs: problem {problem.id} has no tests; use it with task = 'mbpp', 'humaneval' or 'programs'"
         )
-    return Program(
-        source=code, names=tuple(tests["names"]), tests=tuple(tests["tests"]), prelude="".join(tests["prelude"])
-    )
+    return Program(source=code, names=tuple(tests["names"]), tests=tuple(tests["tests"]), prelude=tests["prelude"])
 
 
 def _score(code: str | None, outcome: Outcome | None, all_or_nothing: bool) -> Score:

@@ -15,7 +15,11 @@ from peerwise.rewards.policy import Policy
 
 FEWEST_FIGURES = 3
 """Figures a decimal must have to count as a rounded value."""
-_RATIO = re.compile(r"(\d+(?:\.\d+)?)(?: ?(?::|比) ?| to )(\d+(?:\.\d+)?)((?: ?(?::|比) ?\d+(?:\.\d+)?)*)")
+ARITHMETIC = 1e-15
+"""How far two values may be apart by the arithmetic alone, which has 30 digits."""
+_DECIMAL_POINT = re.compile(r"\.\d")
+_TERM = r"(?:0|[1-9]\d*)(?:\.\d+)?"  # the 05 of 10:05 is minutes
+_RATIO = re.compile(rf"({_TERM})(?: ?(?::|比) ?| to )({_TERM})((?: ?(?::|比) ?{_TERM})*)")
 _DISCOUNT = re.compile(r"([\d.]{1,8}|[一二三四五六七八九]{1,2})折")
 
 
@@ -61,7 +65,12 @@ def expressions(one: str, other: str, policy: Policy) -> tuple[str, str] | None:
 
 
 def tolerance(one: str, other: str, policy: Policy) -> float:
-    """The relative tolerance for two expressions; wider where one is a decimal and the policy lets it be rounded."""
+    """The relative tolerance for two expressions; wider where one is a decimal and the policy lets it be rounded.
+
+    Where neither has a decimal both are exact, and only the arithmetic is not.
+    """
+    if not _DECIMAL_POINT.search(one) and not _DECIMAL_POINT.search(other):
+        return min(policy.relative_tolerance, ARITHMETIC)
     found = policy.relative_tolerance
     if policy.rounded_decimals:
         for value in (numbers.parse(one), numbers.parse(other)):

@@ -33,6 +33,8 @@ NAMED: dict[str, dict[str, float]] = {
 }
 """Rubrics by name; a part of weight 0 is measured and not paid."""
 NAMES = (*NAMED, "parts")
+LONGEST_STEP = 15
+"""Digits of a step that a weight may follow."""
 
 
 class Scorer(Protocol):
@@ -212,12 +214,14 @@ def _checked(weights: Mapping[str, Weight]) -> Mapping[str, Weight]:
         if name not in PARTS:
             raise RequestError(f"reward_weights: unknown part {name!r}; {nearest(name, PARTS)}")
         if isinstance(weight, Mapping):
-            if not weight or not all(str(start).isdecimal() for start in weight):
+            if not weight or not all(str(start).isdecimal() and len(str(start)) <= LONGEST_STEP for start in weight):
                 raise RequestError(f'reward_weights: {name} = {dict(weight)!r}; expected points such as {{"0" = 0.2}}')
             steps |= {int(start) for start in weight}
         for value in _values(weight):
-            if not math.isfinite(value) or value < 0:
-                raise RequestError(f"reward_weights: {name} = {value} is not a weight; expected a number of 0 or more")
+            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise RequestError(
+                    f"reward_weights: {name} = {value!r} is not a weight; expected a number of 0 or more"
+                )
     for step in sorted(steps):
         if not any(weight_at(weight, step) for weight in weights.values()):
             raise RequestError(

@@ -28,6 +28,10 @@ _FUNCTIONS = re.compile(
 _INVERSE = re.compile(r"\\a(sin|cos|tan)(?![A-Za-z])")
 _SLOPPY_ROOT = re.compile(r"\\sqrt ?\(([^()]*)\)|\\sqrt ?(\w)(?!\w)")
 _ROOT_WORD = re.compile(r"根号 ?(\d+|[A-Za-z])")
+_DECADIC = re.compile(r"\\?(?<![A-Za-z])lg(?![A-Za-z])")
+# 4/3 \\pi r^3 is four thirds of it, and not one part in 3 \\pi r^3.
+_SLASHED_FACTOR = re.compile(r"(?<![\w/^}).])(\d+)/(\d+)(?= ?(?:\\[a-z]|[A-Za-z(]))")
+_ANGLE = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc) ?[({]? ?)(\d+(?:\.\d+)?) ?\^\\circ ?")
 _PLAIN_POWER = re.compile(r"\^ ?(-?\d{2,}|\(([^()]*)\))")
 # Readable for the grammar, but not as what was meant: 2 3 as a sum, 101_2 as 101, x' as x.
 _MISREAD = re.compile(r"(?<![_\d])\d+ \d|\d_|'|\\text|\\\\|&")
@@ -65,10 +69,11 @@ def same(one: str, other: str, tolerance: float, any_form: bool, log_is_natural:
 
 @lru_cache(maxsize=256)
 def _parse(text: str, log_is_natural: bool) -> Any:
-    text = _ROOT_WORD.sub(r"\\sqrt{\1}", text)
+    text = _DECADIC.sub(r"\\log_{10} ", _ROOT_WORD.sub(r"\\sqrt{\1}", text))
     if _MISREAD.search(text):
         return None
     text = _INVERSE.sub(r"\\arc\1", _FUNCTIONS.sub(r"\\\1", text)).replace("**", "^").replace("*", "\\cdot ")
+    text = _ANGLE.sub(r"\1\\frac{\2\\pi}{180}", _SLASHED_FACTOR.sub(r"\\frac{\1}{\2}", text))
     text = _PLAIN_POWER.sub(lambda match: f"^{{{match[2] or match[1]}}}", text)
     text = _SLOPPY_ROOT.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
     if log_is_natural:
@@ -110,7 +115,13 @@ def _same_value(one: Any, other: Any, rules: _Rules) -> bool:
     difference = one - other
     if difference.is_Rational:  # exact however large both are: 8^8^8^8 + 1 is not 8^8^8^8
         return bool(difference.is_zero)
+    if one == other:
+        return one not in (sympy.nan, sympy.zoo)
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    return _close_everywhere(one, other, symbols, rules) and not _exactly_different(difference, symbols)
+
+
+def _close_everywhere(one: Any, other: Any, symbols: list[Any], rules: _Rules) -> bool:
     if not symbols:
         return _close(one, other, rules.tolerance)
     for point in _POINTS:
@@ -118,6 +129,13 @@ def _same_value(one: Any, other: Any, rules: _Rules) -> bool:
         if not _close(one.subs(values), other.subs(values), rules.tolerance):
             return False
     return not any(_differ_below_zero(one, other, symbols, index, rules) for index in range(len(symbols)))
+
+
+def _exactly_different(difference: Any, symbols: list[Any]) -> bool:
+    """Whether a difference that is close to nothing is a fraction other than 0: 2^100 + 1 is not 2^100."""
+    values = {s: sympy.Rational(17 + 4 * i, 13) for i, s in enumerate(symbols)}
+    rest = difference.subs(values).doit()
+    return bool(rest.is_Rational and not rest.is_zero)
 
 
 def _differ_below_zero(one: Any, other: Any, symbols: list[Any], index: int, rules: _Rules) -> bool:

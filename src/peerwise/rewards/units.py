@@ -16,7 +16,8 @@ _SAME = r"""
     mile mi 英里 | mph | kph kmh | degree deg 度 ^\circ | radian rad 弧度 | unit 单位 | gal gallon | 亩 | 公顷 hectare
     s sec secs second 秒 秒钟 | min mins minute 分钟 | h hr hrs hour 小时 时 钟头 | day 天 日 | week wk wks 周 星期
     month 月 个月 | year yr yrs 年
-    $ dollar buck usd 美元 | cent ¢ 美分 | € euro eur 欧元 | £ gbp 英镑 | ¥ yuan rmb cny 元 人民币 块 块钱 元钱
+    $ dollar buck usd 美元 | cent ¢ 美分
+    € euro eur 欧元 | £ gbp 英镑 | ₹ rupee rs inr | ¥ yuan rmb cny 元 人民币 块 块钱 元钱
     jiao 角 毛 毛钱 | w watt 瓦 | kw kilowatt 千瓦 | j joule | n newton | hz hertz | v volt | celsius | fahrenheit
 """
 _CANONICAL = {name: names.split()[0] for names in re.split(r"[|\n]", _SAME) for name in names.split()}
@@ -25,6 +26,7 @@ _PHRASES |= {"kph": "km/h", "kmh": "km/h", "degree f": "fahrenheit", "摄氏度"
 _DEGREES = {"^\\circ": "degree", "^\\circc": "celsius", "^\\circf": "fahrenheit"}
 KNOWN = frozenset(_CANONICAL.values())
 CURRENCIES = {"US$": "$", "$": "$", "€": "€", "£": "£", "¥": "¥", "￥": "¥", "USD": "$", "EUR": "€", "RMB": "¥"}
+CURRENCIES |= {"₹": "₹", "Rs.": "₹", "Rs": "₹", "INR": "₹"}
 _EITHER = {"pound": {"£", "lb"}, "分": {"min", "分钱", "point"}, "degree": {"celsius", "fahrenheit"}}
 """Names that stand for several units."""
 _SIZES = {
@@ -35,14 +37,14 @@ _SIZES = {
     "volume": {"ml": "1", "l": "1000"},
     "time": {"s": "1", "min": "60", "h": "3600", "day": "86400", "week": "604800"},
     "dollars": {"cent": "0.01", "$": "1"},
-    "yuan": {"jiao": "0.1", "¥": "1"},
+    "yuan": {"分钱": "0.01", "jiao": "0.1", "¥": "1"},
 }
 _SIZE = {unit: (kind, Fraction(size)) for kind, sizes in _SIZES.items() for unit, size in sizes.items()}
 
 # Words that make what precedes them something else than a counted number.
 _NOT_UNITS = re.compile(
     r"and|or|to|plus|minus|times|over|mod|pi|sin|cos|tan|log|ln|exp|sqrt|dozen|half|halves|factorial|squared|cubed"
-    r"|is|are|not|than|if|for|when|where|am|pm|a\.m|p\.m|o'clock|but|cup|cap|choose|st|nd|rd|th"
+    r"|is|are|not|than|if|for|when|where|am|pm|a\.m|p\.m|o'clock|but|cap|choose|st|nd|rd|th"
 )
 _LATIN = re.compile(r"[A-Za-z$€£¥¢][A-Za-z$€£¥¢.'()/ -]*(?:\^[23])?(?:/[A-Za-z]+(?:\^[23])?)?")
 _CJK = re.compile(r"[\u4e00-\u9fff]+(?:[/每][\u4e00-\u9fff]+)?")
@@ -130,6 +132,16 @@ def ratio(one: str, other: str) -> Fraction | None:
     if power != other_power or first not in _SIZE or second not in _SIZE or _SIZE[first][0] != _SIZE[second][0]:
         return None
     return Fraction((_SIZE[first][1] / _SIZE[second][1]) ** int(power or 1))
+
+
+def part_of(one: str, other: str) -> Fraction | None:
+    """How many `other` one smaller `one` is (1/60 for "min", "h"); None when it is no part of one."""
+    for name in sorted(_EITHER.get(one, {one})):
+        for whole in sorted(_EITHER.get(other, {other})):
+            found = ratio(name, whole)
+            if found is not None and found < 1:
+                return found
+    return None
 
 
 def _rate(text: str) -> str:

@@ -9,7 +9,8 @@ import re
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]{3,}|[A-Za-z][A-Za-z'.-]*(?:,? [A-Za-z][A-Za-z'-]*)+|no|on|up|in|it")
 _CJK = re.compile(r"[\u4e00-\u9fff]")
-_CJK_MATHS = re.compile(r"[\d=<>\\+*/^]|根号|全体实数|空集")
+_CJK_MATHS = re.compile(r"[\d=<>\\+*/^]|根号|全体实数|一切实数|实数集|空集")
+_MATHS_WORDS = re.compile(r"(?:all |the )?(?:real numbers|reals)|(?:the )?empty set", re.IGNORECASE)
 _NAMES = re.compile(
     r"\\[A-Za-z]+|(?<![A-Za-z])(?:a?(?:sin|cos|tan)h?|arc(?:sin|cos|tan)|cot|sec|csc|log|exp|sqrt|det|gcd|lcm|max|min|mod|inf"
     r"|oo|and|or|theta|alpha|beta|gamma|delta|lambda|omega|begin|end)(?![A-Za-z])|(?:b|p|v|B|V|small)?matrix|array"
@@ -24,7 +25,7 @@ _CHOICE = re.compile(
 _CIRCLED = re.compile("[❶-❿]")
 _CIRCLED_ROW = re.compile("[❶-❿](?:[、,和 ]{0,2}[❶-❿]){0,9}")
 _WITH_VALUE = re.compile(r"(?:[A-J][:.)]|\([A-J]\)) ?(\S.*)")
-_CHOICE_WORD = re.compile(r"(?:option|choice|answer|选项) ?(?=\(?[A-J]\)?$)", re.IGNORECASE)
+_CHOICE_WORD = re.compile(r"(?:option|choice|answer|选项?) ?(?=\(?[A-J]\)?$)|(?<=[A-J])选?项$", re.IGNORECASE)
 _AND = re.compile(r" and |[,、和与]| & ")
 _ARTICLE = re.compile(r"(?:the|an?) (?=\w)")
 _SAME = """
@@ -33,6 +34,7 @@ composite, 合数, composite number; no solution, no solutions, 无解; no real 
 does not exist, dne, 不存在; impossible, 不可能; increasing, 递增; decreasing, 递减; monday, 星期一, 周一, 礼拜一
 tuesday, 星期二, 周二, 礼拜二; wednesday, 星期三, 周三, 礼拜三; thursday, 星期四, 周四, 礼拜四
 friday, 星期五, 周五, 礼拜五; saturday, 星期六, 周六, 礼拜六; sunday, 星期日, 星期天, 周日, 周天, 礼拜天
+infinity, \\infty, +\\infty, 无穷大, 正无穷
 """
 _ROWS = [row.strip().split(", ") for row in re.split(r"[;\n]", _SAME.strip())]
 _CANONICAL = {name: row[0] for row in _ROWS for name in row}
@@ -58,6 +60,8 @@ def is_words(text: str) -> bool:
     """Whether a plain text is a name or phrase rather than mathematics."""
     if _CJK.search(text) and not _CJK_MATHS.search(text):
         return True
+    if _MATHS_WORDS.fullmatch(text):
+        return False
     if _WORDS.fullmatch(text) and not _FUNCTION.match(text):
         return True
     rest = _NAMES.sub(" ", text)

@@ -47,16 +47,17 @@ def _problem(row: rows.Row, request: Request, columns: dict[str, str], name: str
     given = solution = _solution(row, request, columns["solution"])
     if given and not messages:
         solution = rows.with_statement(given, answer, request.template)
-    rest = {key: value for key, value in row.values.items() if key not in columns.values() and _is_scalar(value)}
-    if solution != given:
-        rest[rows.STATEMENT_ADDED] = True
+    taken = {*columns.values(), "line", rows.STATEMENT_ADDED}
+    meta = {key: value for key, value in row.values.items() if key not in taken and _is_scalar(value)}
+    # A column of the file that is called like one of ours must not say where the row stands.
+    meta |= {"line": row.line} | ({rows.STATEMENT_ADDED: True} if solution != given else {})
     return Problem(
         id=name,
         task="files",
         messages=messages or request.template.ask(row.filled(columns["prompt"], _WAY_OUT)),
         answer=answer,
         solution=solution,
-        meta={"line": row.line, **rest},
+        meta=meta,
     )
 
 
@@ -66,7 +67,8 @@ def _solution(row: rows.Row, request: Request, column: str) -> str | None:
 
 
 def chat(row: rows.Row, column: str) -> tuple[Message, ...] | None:
-    """The messages when the column is a list of them, None when it is text. Raises Flaw for any other list."""
+    """The messages when the column is a list of them, None when it is text. Raises Flaw for any other list, and for
+    messages that all are empty."""
     given = row.values.get(column)
     if not isinstance(given, list):
         return None
@@ -74,11 +76,17 @@ def chat(row: rows.Row, column: str) -> tuple[Message, ...] | None:
         shown = json.dumps(given, ensure_ascii=False, default=str)[:80]
         detail = f'{column!r} is {shown}, expected [{{"role": "user", "content": "..."}}, ...]'
         raise row.flaw(MALFORMED, detail)
-    return tuple(Message(role=message["role"], content=message["content"]) for message in given)
+    if not any(message["content"].strip() for message in given):
+        raise row.empty(column)
+    return tuple(Message(role=message["role"], content=row.whole(column, message["content"])) for message in given)
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+    return (
+        isinstance(value, dict)
+        and all(isinstance(value.get(key), str) for key in ("role", "content"))
+        and value["role"] != ""
+    )
 
 
 def _is_scalar(value: Any) -> bool:

@@ -25,7 +25,11 @@ LONGEST_LINE = 1 << 24
 """Characters; a longer line is malformed and never held in memory."""
 _ESCAPED = re.compile("[\udc80-\udcff]")
 """What the error handler "surrogateescape" makes of bytes that are not in the encoding."""
-_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_MARKS = {
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+"""Byte order marks; UTF-32 comes first, since its mark begins like one of UTF-16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +86,15 @@ def _checked(line: str, encoding: str) -> str | Damage:
     return line
 
 
-def _refuse_utf16(path: Path, encoding: str) -> None:
+def _refuse_other_mark(path: Path, encoding: str) -> None:
     """Every line of such a file would be damaged; the mark at its beginning says what to do about it."""
     with path.open("rb") as file:
-        mark = file.read(2)
-    if mark in _MARKS and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+        beginning = file.read(4)
+    marked = next((name for name, marks in _MARKS.items() if beginning.startswith(marks)), None)
+    if marked and not codecs.lookup(encoding).name.startswith(tuple(_MARKS)):
         raise DataError(
-            f"{path}, line 1: its byte 1 is no {_shown(encoding)}: the file is marked as UTF-16; give its encoding as "
-            "utf-16, or convert it: iconv -f UTF-16 -t UTF-8"
+            f"{path}, line 1: its byte 1 is no {_shown(encoding)}: the file is marked as {marked.upper()}; give its "
+            f"encoding as {marked}, or convert it: iconv -f {marked.upper()} -t UTF-8"
         )
 
 
@@ -104,7 +109,7 @@ def _way_out(encoding: str) -> str:
 
 def json_lines(path: Path, encoding: str) -> Rows:
     """One JSON object a line; blank lines are passed over, a key that stands twice is damage."""
-    _refuse_utf16(path, encoding)
+    _refuse_other_mark(path, encoding)
     for number, line in lines(path, encoding):
         if isinstance(line, Damage):
             yield number, line
@@ -135,7 +140,7 @@ def table(path: Path, encoding: str) -> Rows:
 
     Raises DataError for a header that cannot be read or names a column twice.
     """
-    _refuse_utf16(path, encoding)
+    _refuse_other_mark(path, encoding)
     source = _Lines(path, encoding)
     records = csv.reader(source, strict=True)
     header: list[str] | None = None
@@ -186,33 +191,44 @@ class _Lines:
 def _header(path: Path, line: int, fields: list[str], damage: Damage | None) -> list[str]:
     if damage:
         raise DataError(f"{path}, line {line}: {damage.detail}")
-    if len(set(fields)) < len(fields):
-        raise DataError(f"{path}, line {line}: a column stands twice in the header: {', '.join(fields)[:200]}")
-    return fields
+    return _different(f"{path}, line {line}", fields)
+
+
+def _different(place: str, names: list[str]) -> list[str]:
+    """The names of columns. Raises DataError when one stands twice, since a row would lose a value."""
+    if len(set(names)) < len(names):
+        raise DataError(f"{place}: a column stands twice in the header: {', '.join(names)[:200]}")
+    return names
 
 
 def parquet(path: Path, encoding: str) -> Rows:
-    """Parquet, which has its own encoding. Raises DataError for a file that is none."""
+    """Parquet, which has its own encoding. Raises DataError for a file that is none, or names a column twice."""
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            _different(str(path), file.schema_arrow.names)
             found = (row for batch in file.iter_batches(batch_size=1024) for row in _batch_rows(batch))
             yield from enumerate(found, 1)
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: not a parquet file ({error})") from None
 
 
-def _batch_rows(batch: Any) -> Iterator[dict[str, Any] | Damage]:
+def _batch_rows(batch: Any) -> list[dict[str, Any] | Damage]:
     try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for index in range(batch.num_rows):
-            try:
-                yield batch.slice(index, 1).to_pylist()[0]
-            except UnicodeDecodeError as error:
-                yield Damage(MISENCODED, f"its text is no UTF-8 ({error.reason})")
+        return list(batch.to_pylist())
+    except (ValueError, OverflowError):
+        return [_batch_row(batch.slice(index, 1)) for index in range(batch.num_rows)]
+
+
+def _batch_row(batch: Any) -> dict[str, Any] | Damage:
+    try:
+        return dict(batch.to_pylist()[0])
+    except UnicodeDecodeError as error:
+        return Damage(MISENCODED, f"its text is no UTF-8 ({error.reason})")
+    except (ValueError, OverflowError) as error:
+        return Damage(MALFORMED, f"it holds a value that cannot be read ({error})")
 
 
 READERS: dict[str, Callable[[Path, str], Rows]] = {".jsonl": json_lines, ".csv": table, ".parquet": parquet}

@@ -20,10 +20,14 @@ def check_target(source: Path, out: Path) -> None:
     suffixes = sorted({source.suffix.lower(), ".jsonl"})
     if out.suffix.lower() not in suffixes:
         raise RequestError(f"--fix {out}: expected a name that ends in {' or '.join(suffixes)}")
-    for path in (out, report_path(out)):
-        if path.exists() or path.is_symlink():
-            raise RequestError(f"--fix {out}: {path} exists and is not overwritten; give another name")
-    if not out.absolute().parent.is_dir():
+    try:
+        taken = next((path for path in (out, report_path(out)) if path.exists() or path.is_symlink()), None)
+        has_folder = out.absolute().parent.is_dir()
+    except OSError as error:
+        raise RequestError(f"--fix {out}: cannot be written ({error.strerror or error})") from None
+    if taken:
+        raise RequestError(f"--fix {out}: {taken} exists and is not overwritten; give another name")
+    if not has_folder:
         raise RequestError(f"--fix {out}: there is no folder {out.absolute().parent}; make it first")
 
 

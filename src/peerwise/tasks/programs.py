@@ -217,13 +217,12 @@ def _written(
     given = {name for node in reference for name in _bound(node)}
     names = {name for name in used - own - imported if name in given or not hasattr(builtins, name)}
     first = [*imports, *setup, *tests[0]]
-    return json.dumps(
-        {
-            "prelude": _source(prelude),
-            "names": sorted(names | ({entry_point} if entry_point else set())),
-            "tests": [_source(test) for test in (first, *tests[1:])],
-        }
-    )
+    try:
+        sources = _source(prelude), [_source(test) for test in (first, *tests[1:])]
+    except _UNREADABLE as error:
+        raise row.flaw(MALFORMED, f"its tests are nested too deeply or hold too long a number ({error})") from None
+    shown = sorted(names | ({entry_point} if entry_point else set()))
+    return json.dumps({"prelude": sources[0], "names": shown, "tests": sources[1]})
 
 
 def _source(statements: Sequence[ast.stmt]) -> str:

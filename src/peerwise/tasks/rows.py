@@ -6,6 +6,7 @@ the columns mean. Libraries are imported when needed.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -64,7 +65,10 @@ class Row:
         if isinstance(value, list | dict | bytes):
             kind = type(value).__name__
             raise self.flaw(MALFORMED, f"column {column!r} is a {kind}, expected text or a number")
-        text = "" if value is None else str(value).strip()
+        return self.whole(column, "" if value is None else str(value).strip())
+
+    def whole(self, column: str, text: str) -> str:
+        """`text`. Raises Flaw when it holds half of a surrogate pair, which no file and no tokenizer takes."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -75,8 +79,12 @@ class Row:
         """`text`, which must not be empty."""
         text = self.text(column, way_out)
         if not text:
-            raise self.flaw(MISSING, f"{column!r} is empty; fill or remove the row")
+            raise self.empty(column)
         return text
+
+    def empty(self, column: str) -> Flaw:
+        """That the column has nothing in it, to be raised."""
+        return self.flaw(MISSING, f"{column!r} is empty; fill or remove the row")
 
 
 def problems(source: Iterable[Row | Flaw], make: Callable[[Row], Problem]) -> ProblemSet:
@@ -117,7 +125,13 @@ def locate(path: str, split: str, trained: str) -> Path:
 
     Raises DataError naming what was looked for.
     """
-    given = Path(path).expanduser()
+    try:
+        return _located(Path(path).expanduser(), path, split, trained)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _located(given: Path, path: str, split: str, trained: str) -> Path:
     if given.is_file() and split == trained:
         return given
     folder = given if given.is_dir() else given.parent
@@ -133,7 +147,9 @@ def locate(path: str, split: str, trained: str) -> Path:
 
 def has_split(path: str, split: str) -> bool:
     """Whether `path` is a folder with a file for `split`."""
-    return any((Path(path).expanduser() / f"{split}{suffix}").is_file() for suffix in READERS)
+    with contextlib.suppress(OSError):  # `locate` says what is wrong
+        return any((Path(path).expanduser() / f"{split}{suffix}").is_file() for suffix in READERS)
+    return False
 
 
 def scan(path: Path, encoding: str = "utf-8") -> Iterator[Row | Flaw]:

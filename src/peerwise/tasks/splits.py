@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
@@ -34,9 +35,9 @@ _AROUND_CJK = re.compile(f" ?([{CJK}、。]) ?")
 _ALIKE = str.maketrans(
     {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
     | dict(zip("\u3000\u2018\u2019\u201c\u201d", " ''\"\"", strict=True))
-    | dict.fromkeys("\ufeff\u200b", None)
+    | dict.fromkeys("\ufeff\u200b\u2060\u00ad", None)
 )
-"""Full-width forms and curly quotation marks as their plain twins."""
+"""Full-width forms and curly quotation marks as their plain twins, characters without width as nothing."""
 
 
 def question_text(problem: Problem) -> str:
@@ -49,8 +50,8 @@ def question_text(problem: Problem) -> str:
 
 
 def normalised(text: str) -> str:
-    """Case, white space, full width, quotation marks and closing punctuation folded."""
-    text = " ".join(text.translate(_ALIKE).casefold().split())
+    """Case, white space, full width, quotation marks, closing punctuation and ways to write an accent folded."""
+    text = " ".join(unicodedata.normalize("NFC", text).translate(_ALIKE).casefold().split())
     return _AROUND_CJK.sub(r"\1", text).rstrip(" .?!。")
 
 

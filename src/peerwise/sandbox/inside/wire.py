@@ -29,7 +29,7 @@ class Gone(Exception):
 
 
 class ProgramError(Exception):
-    """The program raised something that is not a built-in exception, or tried to exit."""
+    """The program raised something that is not a built-in exception."""
 
 
 def _build(kind: Callable[[Any], Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -149,6 +149,8 @@ class Peer:
         self._names = names
         self._buffer = bytearray()
         self._objects: list[Any] = []
+        self.over = False
+        """Whether the conversation has ended, which code that catches every exception may have hidden."""
 
     def send(self, message: dict[str, Any]) -> None:
         """Raises Gone when nobody reads."""
@@ -180,6 +182,15 @@ class Peer:
 
     def call(self, function: Remote | str, *args: Any, **kwargs: Any) -> Any:
         """What the other side's function (its own, or one it offers by name) returns; raises what it raised."""
+        if self.over:
+            raise Gone("the other process has ended or sent no message")
+        try:
+            return self._answered(function, args, kwargs)
+        except Gone:
+            self.over = True
+            raise
+
+    def _answered(self, function: Remote | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.send(
             {
                 "call": function if isinstance(function, str) else self.encode(function),
@@ -300,9 +311,9 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def _exception(name: Any, text: Any) -> Exception:
+def _exception(name: Any, text: Any) -> BaseException:
     kind = getattr(builtins, name, None) if isinstance(name, str) else None
-    if isinstance(kind, type) and issubclass(kind, Exception):
+    if isinstance(kind, type) and issubclass(kind, BaseException):
         try:
             return kind(text)
         except TypeError:
