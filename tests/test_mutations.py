@@ -71,6 +71,20 @@ FAULTS = [
         TABLE,
     ),
     Fault(
+        "large values that are nearly equal count as equal",
+        "rewards/symbolic.py",
+        "rest.is_Rational and not rest.is_zero",
+        "rest.is_Rational and rest.is_zero",
+        TABLE,
+    ),
+    Fault(
+        "the unit behind the last number is lost",
+        "rewards/statements.py",
+        "            return written + text[number.end() : number.end() + length]\n",
+        "            return written\n",
+        TABLE,
+    ),
+    Fault(
         "an earlier answer is credited when the last box is cut off",
         "rewards/boxes.py",
         "        if box == CUT_OFF:\n            return CUT_OFF\n",

@@ -68,7 +68,8 @@ _CLOCK_OR_NUMBER = re.compile(
 )
 _FORMULA = re.compile(r"(?<!\\)\$(?=[^\s$])([^$\n]{0,200}?[^\s$\\])\$(?!\d)|\\\(([^\n]{1,200}?)\\\)")
 _BEHIND = re.compile(
-    r"[\u4e00-\u9fff]{1,6}(?:/[\u4e00-\u9fff]{1,2})?| (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,10}(?:\^[23]|[²³])?(?:/[a-z]{1,4})?\b"
+    r"[\u4e00-\u9fff]{1,6}(?:/[\u4e00-\u9fff]{1,2})?"
+    r"| (?!in\b)(?:(?:square|cubic) )?[A-Za-z]{2,10}(?:\^[23]|[²³])?(?:/[a-z]{1,4})?\b"
 )
 _NUMBER_WITH_NOUN = re.compile(rf"{_NUMBER.pattern} (?!and |or |to )[A-Za-z]")
 _COMMAND = re.compile(r"\\[A-Za-z]+|\b(?:or|and|pi|sqrt|sin|cos|tan|ln|log|lg)\b")
