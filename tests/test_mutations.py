@@ -71,10 +71,10 @@ FAULTS = [
         TABLE,
     ),
     Fault(
-        "large values that are nearly equal count as equal",
-        "rewards/symbolic.py",
-        "rest.is_Rational and not rest.is_zero",
-        "rest.is_Rational and rest.is_zero",
+        "exact values that are nearly equal count as equal",
+        "rewards/quantities.py",
+        "        return min(policy.relative_tolerance, ARITHMETIC)\n",
+        "        return policy.relative_tolerance\n",
         TABLE,
     ),
     Fault(
