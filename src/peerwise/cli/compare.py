@@ -47,10 +47,10 @@ def run(argv: Sequence[str]) -> int:
 
 def _read(folder: Path) -> tuple[RunRows, Recipe]:
     from peerwise.evaluate.compare import RunRows
-    from peerwise.metrics.write import EVALS_FILE, METRICS_FILE, read_rows
+    from peerwise.metrics.write import EVALS_FILE, METRICS_FILE, RECIPE_FILE, read_rows
     from peerwise.recipe.load import load
 
-    file = folder / "recipe.toml"
+    file = folder / RECIPE_FILE
     if not file.is_file():
         raise RunFolderError(f"{folder} is not a run: it has no recipe.toml; give folders that runs were written to")
     rows = {

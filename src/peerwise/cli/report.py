@@ -11,10 +11,11 @@ from pathlib import Path
 
 from peerwise.cli.words import Parser
 from peerwise.errors import RecipeError, RequestError
+from peerwise.metrics.write import RECIPE_FILE
 from peerwise.recipe.dump import diff
 from peerwise.recipe.load import load
 from peerwise.report import Report, build
-from peerwise.report.folder import FILES, RECIPE_FILE
+from peerwise.report.folder import FILES
 
 SUMMARY = "one page that shows a run: verdict, curves, every sampled answer"
 SECONDS_BETWEEN_LOOKS = 5.0

@@ -71,11 +71,12 @@ def _run(recipe: Recipe | None, folder: Path, warnings: Sequence[str], quiet: bo
 
 def _report(folder: Path, console: Console) -> str | None:
     """Write the page that shows the run; a full disk must not fail a run that is over."""
+    from peerwise.metrics.write import RECIPE_FILE
     from peerwise.recipe.dump import diff
     from peerwise.report import build
 
     try:
-        page = build(folder, changes=diff(load(folder / "recipe.toml"))).html
+        page = build(folder, changes=diff(load(folder / RECIPE_FILE))).html
     except PeerwiseError as error:
         console.warn(f"the report was not written: {error}; `peerwise report {folder}` writes it")
         return None

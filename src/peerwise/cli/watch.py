@@ -28,12 +28,13 @@ def run(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     folder = Path(options.run)
     from peerwise.metrics.console import Console
+    from peerwise.metrics.write import RECIPE_FILE
     from peerwise.recipe.load import load
 
-    if not (folder / "recipe.toml").is_file():
+    if not (folder / RECIPE_FILE).is_file():
         raise RunFolderError(f"{folder} is not a run: it has no recipe.toml; give the folder that a run is written to")
     console = Console()
-    watched = _Watched(folder, load(folder / "recipe.toml"), console)
+    watched = _Watched(folder, load(folder / RECIPE_FILE), console)
     try:
         while not watched.show() and not options.once:
             time.sleep(POLL_S)

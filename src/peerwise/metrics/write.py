@@ -19,6 +19,8 @@ from peerwise.errors import DataError, PeerwiseError
 from peerwise.metrics.names import lookup
 from peerwise.records import Completion, Group, Score
 
+RECIPE_FILE = "recipe.toml"
+"""What makes a folder a run."""
 METRICS_FILE = "metrics.jsonl"
 ROLLOUTS_FILE = "rollouts.jsonl"
 EVALS_FILE = "evals.jsonl"

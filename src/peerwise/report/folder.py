@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from peerwise.errors import RunFolderError
-from peerwise.metrics.write import EVALS_FILE, METRICS_FILE, ROLLOUTS_FILE
+from peerwise.metrics.write import EVALS_FILE, METRICS_FILE, RECIPE_FILE, ROLLOUTS_FILE
 
-RECIPE_FILE, LOG_FILE, CHECKPOINTS = "recipe.toml", "run.log", "checkpoints"
+LOG_FILE, CHECKPOINTS = "run.log", "checkpoints"
 FILES = (RECIPE_FILE, METRICS_FILE, ROLLOUTS_FILE, EVALS_FILE, LOG_FILE)
 
 Row = dict[str, Any]

@@ -13,13 +13,12 @@ from typing import Any
 
 from peerwise import __version__
 from peerwise.errors import RunFolderError
-from peerwise.metrics.write import EVALS_FILE, read_rows
+from peerwise.metrics.write import EVALS_FILE, RECIPE_FILE, read_rows
 from peerwise.recipe.dump import diff
 from peerwise.recipe.load import load
 from peerwise.train.checkpoint import checkpoints
 from peerwise.train.standing import mean_accuracy
 
-RECIPE_FILE = "recipe.toml"
 TRAINER = "trainer"
 """The part of a checkpoint that only training reads."""
 

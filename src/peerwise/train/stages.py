@@ -23,13 +23,12 @@ import torch
 from peerwise.errors import CheckpointError, RewardError, RunFolderError, TrainingError
 from peerwise.metrics.console import Console
 from peerwise.metrics.diagnosis import Diagnosis, Limits
-from peerwise.metrics.write import EVALS_FILE, read_rows
+from peerwise.metrics.write import EVALS_FILE, RECIPE_FILE, read_rows
 from peerwise.recipe.load import dumps, load
 from peerwise.recipe.schema import Recipe, Stage
 from peerwise.rollout.native.memory import total_bytes
 from peerwise.train.checkpoint import State, checkpoints, prune, restore, save, step_folder
 from peerwise.train.dpo import Dpo
-from peerwise.train.export import RECIPE_FILE
 from peerwise.train.grpo import Grpo
 from peerwise.train.learner import Learner
 from peerwise.train.optimizer import MasterWeights, Optimizer, make_optimizer
