@@ -185,7 +185,9 @@ def test_a_drawn_token_is_that_of_a_plain_float64_inverse_cdf(shape, point, temp
     (token,), (logprob,) = draw_each(logits, [point], temperature=temperature)
     # Masses are float32, so an edge may lie a little off: 1e-6 is ten times the rounding of one exponential.
     assert edges[token] - 1e-6 <= point <= edges[token + 1] + 1e-6
-    assert logprob == pytest.approx(math.log(probabilities[token]), abs=1e-4)
+    # Below the normal range of float32 a mass has few digits, down to one.
+    normal = probabilities[token] > 2.0**-126
+    assert logprob == pytest.approx(math.log(probabilities[token]), abs=1e-4 if normal else 0.7)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5))

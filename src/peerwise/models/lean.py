@@ -2,8 +2,9 @@
 
 A decode step of a small model on a CPU spends a good part of its time between products: module calls, keyword
 arguments, small operations. For the Llama family, whose layers differ in little more than biases and windows, the
-decoder is written out here as plain functions over packed weights: query, key and value are one product, so are gate
-and up, and queries and keys are rotated together. Every other model runs through its own modules.
+decoder is written out here as plain functions over packed weights: query, key and value are one product, what follows
+a product is done with it, and norms and rotation are compiled where they can be. Every other model runs through its
+own modules.
 
 Inference only. Knows no caches and no batches: who sees whom is the attention plan's business.
 
@@ -23,6 +24,7 @@ from transformers import LlamaModel, MistralModel, PreTrainedModel, Qwen2Model, 
 
 from peerwise.models.attention import NAME, AttentionPlan, AttentionRule, use_attention
 from peerwise.models.forward import hidden_states
+from peerwise.models.kernels import Kernels, kernels_for
 from peerwise.models.packed import Product, packable, packed_linears
 
 Decoder = Callable[[Tensor, Tensor, AttentionPlan], Tensor]
@@ -54,9 +56,9 @@ class LeanDecoder:
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        """Whether the model is of the family, with plain linear layers and every head dimension rotated."""
+        """Whether the model is of the family, with plain linear layers, SiLU gates and every head dimension rotated."""
         base = model.base_model
-        if type(base) not in FAMILY:
+        if type(base) not in FAMILY or base.config.hidden_act not in ("silu", "swish"):
             return False
         linears = [m for m in base.modules() if isinstance(m, nn.Linear) or hasattr(m, "base_layer")]
         rotated = 2 * base.rotary_emb.inv_freq.numel()
@@ -65,15 +67,14 @@ class LeanDecoder:
     def __init__(self, model: PreTrainedModel) -> None:
         base = model.base_model
         window = FAMILY[type(base)]
-        self.embed, self.rotary, self.norm = base.embed_tokens, base.rotary_emb, _Norm(base.norm)
-        self.layers = [_Layer(layer, window(layer.self_attn)) for layer in base.layers]
+        self.embed, self.rotary = base.embed_tokens, base.rotary_emb
+        self.kernels = kernels_for(base.embed_tokens.weight, base.layers[0].self_attn.head_dim)
+        self.norm = _Norm(base.norm, self.kernels)
+        self.layers = [_Layer(layer, window(layer.self_attn), self.kernels) for layer in base.layers]
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         x: Tensor = self.embed(ids)  # [N, hidden]
-        cos, sin = (part[0, :, None] for part in self.rotary(x[None], positions[None]))  # [N, 1, D]
-        # rotate_half negates the half it brings to the front; the sine may as well carry the sign.
-        first, second = sin.chunk(2, dim=-1)
-        sin = torch.cat([-first, second], dim=-1)
+        cos, sin = (part[0].contiguous() for part in self.rotary(x[None], positions[None]))  # [N, D]
         for layer in self.layers:
             x = layer(x, cos, sin, plan)
         return self.norm(x)
@@ -82,11 +83,14 @@ class LeanDecoder:
 class _Norm:
     """RMS norm as the family computes it: normalised in float32, scaled in the model's dtype."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, kernels: Kernels | None) -> None:
         self.weight: Tensor = module.weight.detach()
         self.eps: float = module.variance_epsilon
+        self.kernels = kernels if len(self.weight) % 16 == 0 else None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.kernels is not None:
+            return self.kernels.rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps).view(x.shape)
         exact = x.float()
         exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * exact.to(x.dtype)
@@ -95,32 +99,44 @@ class _Norm:
 class _Layer:
     """One decoder layer: [N, hidden] -> [N, hidden]."""
 
-    def __init__(self, layer: Any, window: int | None) -> None:
+    def __init__(self, layer: Any, window: int | None, kernels: Kernels | None) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.index, self.size = attention.layer_idx, attention.head_dim
+        self.index, self.size, self.kernels = attention.layer_idx, attention.head_dim, kernels
         self.rule = AttentionRule(attention.scaling, window, None)
-        self.before_attention, self.before_mlp = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self.before_attention = _Norm(layer.input_layernorm, kernels)
+        self.before_mlp = _Norm(layer.post_attention_layernorm, kernels)
         self.qkv = Product(attention.q_proj, attention.k_proj, attention.v_proj)
         self.heads = attention.q_proj.out_features // self.size
         self.kv_heads = attention.k_proj.out_features // self.size
         has_norms = hasattr(attention, "q_norm")
-        self.head_norms = (_Norm(attention.q_norm), _Norm(attention.k_norm)) if has_norms else None
+        self.head_norms = (_Norm(attention.q_norm, kernels), _Norm(attention.k_norm, kernels)) if has_norms else None
         self.out = Product(attention.o_proj)
-        self.gate_up, self.down, self.act = Product(mlp.gate_proj, mlp.up_proj), Product(mlp.down_proj), mlp.act_fn
+        self.gate, self.up, self.down = Product(mlp.gate_proj), Product(mlp.up_proj), Product(mlp.down_proj)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan) -> Tensor:
-        x = x + self.attention(self.before_attention(x), cos, sin, plan)
-        gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
-        return x + self.down(self.act(gate) * up)
+        x = self.out.plus(self.attention(self.before_attention(x), cos, sin, plan), x)
+        y = self.before_mlp(x)
+        return self.down.plus(self.up.times(y, self.gate.silu(y)), x)
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan) -> Tensor:
-        """[N, hidden] -> [N, hidden]; cos, sin [N, 1, D], the first half of the sine negated."""
+        """[N, hidden] -> [N, H * D]; cos, sin [N, D]."""
         qkv = self.qkv(x).view(len(x), -1, self.size)
-        qk, v = qkv[:, : -self.kv_heads], qkv[:, -self.kv_heads :]
+        rotated = self.heads + self.kv_heads
         if self.head_norms is not None:
             q_norm, k_norm = self.head_norms
-            qk = torch.cat([q_norm(qk[:, : self.heads]), k_norm(qk[:, self.heads :])], dim=1)
-        qk = qk * cos + qk.roll(self.size // 2, dims=-1) * sin
-        q, k, v = (part.transpose(0, 1)[None] for part in (qk[:, : self.heads], qk[:, self.heads :], v))
+            qkv[:, : self.heads] = q_norm(qkv[:, : self.heads])
+            qkv[:, self.heads : rotated] = k_norm(qkv[:, self.heads : rotated])
+        if self.kernels is not None:
+            self.kernels.rotate(qkv, rotated, cos, sin)
+        else:
+            qkv[:, :rotated] = _rotated(qkv[:, :rotated], cos[:, None], sin[:, None])
+        bounds = (slice(self.heads), slice(self.heads, rotated), slice(rotated, None))
+        q, k, v = (qkv[:, part].transpose(0, 1)[None] for part in bounds)
         out = plan.attend(self.index, q, k, v, self.rule)  # [1, H, N, D]
-        return self.out(out[0].transpose(0, 1).flatten(1))
+        return out[0].transpose(0, 1).flatten(1)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position: x [N, heads, D], cos and sin [N, 1, D]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

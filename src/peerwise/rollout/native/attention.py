@@ -1,7 +1,8 @@
 """The attention plans of the engine: prefill (prompts, kept as they pass) and one decode step (a token a branch).
 
 A decode step is two small matrix products and one softmax: the branches of a group read their prompt's keys and
-values together, as one product per group, and each reads its own answer.
+values together, as one product per group, and each reads its own answer. Where there are compiled kernels they do the
+same without a copy in between.
 
 Shapes: n branches, g groups, W most branches of one group, H query heads, K key/value heads, R = H / K, P room for
 a prompt, T room for an answer, D head size.
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from peerwise.models.attention import AttentionPlan, AttentionRule
 from peerwise.models.forward import PackedGroup, pack
-from peerwise.rollout.native.cache import Cache, write_prompt, write_tokens
+from peerwise.rollout.native.cache import Cache, compiled, write_prompt, write_tokens
 
 MIN_SHARED = 16
 """Common first tokens of prompts that are worth computing once. Below it the padding of the rest costs more."""
@@ -46,10 +47,12 @@ class PrefillPlan(AttentionPlan):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
         """[1, H, N, D] over all prompts -> [1, H, N, D]."""
-        store = self.cache.prompts
         for row, place in zip(self.rows, self.places, strict=True):
-            write_prompt(store, layer, place, 0, k[:, :, : self.shared], v[:, :, : self.shared])
-            write_prompt(store, layer, place, self.shared, k[:, :, row], v[:, :, row])
+            whole = (
+                torch.cat([x[:, :, : self.shared], x[:, :, row]], dim=2) if self.shared else x[:, :, row]
+                for x in (k, v)
+            )
+            write_prompt(self.cache.prompts, layer, place, *whole)
         return self.packed.plan.attend(layer, q, k, v, rule)
 
 
@@ -65,8 +68,8 @@ def _shared(prompts: Sequence[tuple[int, ...]]) -> int:
 class DecodePlan(AttentionPlan):
     """One new token for each branch: it sees its group's prompt and its own answer.
 
-    Products run over the whole room of the cache, not over the part in use: a slice of it is not dense, and the
-    matrix library would copy it on every call. What lies beyond a branch's length is masked.
+    In torch, products run over the whole room of the cache, not over the part in use: a slice of it is not dense, and
+    the matrix library would copy it on every call. What lies beyond a branch's length is masked.
     """
 
     def __init__(self, groups: Sequence[int], lengths: Sequence[int], cache: Cache, device: torch.device) -> None:
@@ -92,6 +95,8 @@ class DecodePlan(AttentionPlan):
             self.members = torch.tensor(order, device=device)
             self.place = torch.tensor([g * self.width + w for g, w in place], device=device)
         self._masks: dict[int | None, Tensor] = {}
+        self._scratch: Tensor | None = None
+        self._rows = (self.groups, torch.arange(len(groups)), self.prompt_lengths[self.groups], self.lengths)
 
     @property
     def positions(self) -> Tensor:
@@ -100,6 +105,27 @@ class DecodePlan(AttentionPlan):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
         """[1, H, n, D] -> [1, H, n, D]."""
+        kernels = compiled(k, v)
+        if kernels is None:
+            return self._attend(layer, q, k, v, rule)
+        if self._scratch is None:
+            self._scratch = kernels.scratch(self.cache.prompts.room + self.cache.answers.room, q.shape[3])
+        store = self.cache.answers
+        q, k, v = (_heads_together(x) for x in (q, k, v))
+        out = kernels.attend(
+            *(q, k, v),
+            rows=self._rows,
+            prompts=(self.cache.prompts.k[layer], self.cache.prompts.v[layer]),
+            answers=store.layer(layer, k[None].transpose(1, 2), v[None].transpose(1, 2)),
+            scale=rule.scale,
+            softcap=rule.softcap or 0.0,
+            window=rule.window or 0,
+            scratch=self._scratch,
+        )
+        return out.transpose(0, 1)[None]
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
+        """In torch."""
         own_k, own_v = write_tokens(self.cache.answers, layer, self.at, k, v)
         n, heads, kv_heads = q.shape[2], q.shape[1], k.shape[1]
         g, p = len(self.prompt_lengths), self.cache.prompts.room
@@ -150,3 +176,9 @@ class DecodePlan(AttentionPlan):
             mask = torch.zeros(seen.shape, device=device).masked_fill(~seen, float("-inf"))
             self._masks[window] = mask[:, None, None]
         return self._masks[window]
+
+
+def _heads_together(x: Tensor) -> Tensor:
+    """[1, heads, n, D] -> [n, heads, D], the heads of a row side by side in memory; usually they are."""
+    x = x[0].transpose(0, 1)
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from peerwise.models.kernels import BLOCK, Kernels, blocked, kernels_for
 from peerwise.rollout.native.scheduler import Moves
 
 GROWTH = 16
@@ -19,10 +20,13 @@ must not be much more than is used; a growth copies the cache, so it must not co
 
 
 class Store:
-    """Keys and values of one kind (prompts or answers) for every layer: k, v [places, K, room, D]."""
+    """Keys and values of one kind (prompts or answers) for every layer: k, v [places, K, room, D].
+
+    Room is a multiple of BLOCK, within which compiled attention has an order of its own (`kernels.blocked`).
+    """
 
     def __init__(self, places: int, room: int) -> None:
-        self.places, self.room = places, room
+        self.places, self.room = places, whole_blocks(room)
         self.k: dict[int, Tensor] = {}
         self.v: dict[int, Tensor] = {}
 
@@ -38,6 +42,7 @@ class Store:
         """Copy the first `used` tokens of some places to others."""
         if not moves:
             return
+        used = whole_blocks(used)
         sources, targets = (list(column) for column in zip(*moves, strict=True))
         for store in (self.k, self.v):
             for tensor in store.values():
@@ -45,6 +50,7 @@ class Store:
 
     def grow(self, room: int, keep: int) -> None:
         """Make room for `room` tokens in each place, keeping the contents of the first `keep` places."""
+        room = whole_blocks(room)
         for store in (self.k, self.v):
             for layer, old in store.items():
                 new = old.new_zeros(old.shape[0], old.shape[1], room, old.shape[3])
@@ -77,11 +83,22 @@ class Cache:
         del self.prompt_lengths[groups_left:]
 
 
-def write_prompt(store: Store, layer: int, place: int, at: int, k: Tensor, v: Tensor) -> None:
-    """Keep keys and values of a prompt from its token `at` on: k, v [1, K, P, D]."""
+def whole_blocks(tokens: int) -> int:
+    """The room that so many tokens take."""
+    return -(-tokens // BLOCK) * BLOCK
+
+
+def compiled(k: Tensor, v: Tensor) -> Kernels | None:
+    """What decodes with such keys and values, and so decides in which order they are kept; None is torch."""
+    return kernels_for(k, k.shape[-1]) if k.shape[-1] == v.shape[-1] else None
+
+
+def write_prompt(store: Store, layer: int, place: int, k: Tensor, v: Tensor) -> None:
+    """Keep keys and values of a prompt: k, v [1, K, P, D]."""
     store_k, store_v = store.layer(layer, k, v)
-    store_k[place, :, at : at + k.shape[2]] = k[0]
-    store_v[place, :, at : at + v.shape[2]] = v[0]
+    keys, values = blocked(k[0], v[0]) if compiled(k, v) else (k[0], v[0])
+    store_k[place, :, : keys.shape[1]] = keys
+    store_v[place, :, : values.shape[1]] = values
 
 
 def write_tokens(store: Store, layer: int, at: int | Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

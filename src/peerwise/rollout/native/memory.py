@@ -11,6 +11,8 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
+from peerwise.rollout.native.cache import whole_blocks
+
 MARGIN = 0.1
 """Share of the free memory that is left alone: a step's own tensors live beside the cache."""
 _CGROUP = Path("/sys/fs/cgroup")
@@ -31,6 +33,7 @@ def token_bytes(model: PreTrainedModel) -> int:
 
 def cache_bytes(per_token: int, *, branches: int, prompts: int, longest_prompt: int, max_new_tokens: int) -> int:
     """The most that a cache grows to: each prompt once, at most one for a branch, and each answer to its limit."""
+    longest_prompt, max_new_tokens = whole_blocks(longest_prompt), whole_blocks(max_new_tokens)
     return per_token * (min(prompts, branches) * longest_prompt + branches * max_new_tokens)
 
 
