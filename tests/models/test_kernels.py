@@ -30,6 +30,24 @@ def test_the_norm_is_that_of_the_definition():
 
 
 @needed
+def test_a_sum_is_rounded_before_it_is_normalised():
+    x, delta, weight = _random(3, 32), _random(3, 32, seed=2), _random(32, seed=1)
+    total, out = KERNELS.add_rms_norm(x, delta, weight, 1e-6)
+    assert torch.equal(total, x + delta)
+    assert torch.equal(out, KERNELS.rms_norm(x + delta, weight, 1e-6))
+
+
+@needed
+def test_gates_are_silu_from_far_below_0_to_far_above():
+    gates = torch.cat([torch.linspace(-120, 120, 62), torch.tensor([0.0, -0.0])]).bfloat16()[None]
+    values = _random(1, 64)
+    exact = gates.double() / (1 + torch.exp(-gates.double())) * values.double()
+    torch.testing.assert_close(
+        KERNELS.gated(torch.cat([gates, values], 1)).double(), exact, rtol=2 * ROUNDING, atol=1e-30
+    )
+
+
+@needed
 def test_rotation_turns_each_pair_of_dimensions_by_its_angle_and_leaves_other_heads_alone():
     x = _random(4, 5, 64)
     angles = torch.arange(4)[:, None] * (10000.0 ** (-torch.arange(32) / 32))[None]  # [rows, D / 2]

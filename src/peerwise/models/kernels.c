@@ -1,5 +1,5 @@
-/* What a decode step does between its matrix products, in bfloat16 on a processor with AVX-512 BF16: RMS norm, rotation
- * of queries and keys, and attention of one new token a row over a prompt that many rows share and the row's own answer.
+/* What a decode step does between its matrix products, in bfloat16 on a processor with AVX-512 BF16: RMS norm, gates,
+ * rotation of queries and keys, and attention of one new token a row over a prompt that many rows share and the row's own answer.
  *
  * Knows no models and no Python: pointers and sizes in, results in place. Nothing is checked here; kernels.py does that.
  *
@@ -25,20 +25,54 @@ INLINE void store16(bf16 *x, __m512 v) { _mm256_storeu_si256((__m256i *)x, (__m2
 INLINE __m512 rounded(__m512 v) { return widen((__m256i)_mm512_cvtneps_pbh(v)); }
 INLINE __m512bh pair(uint32_t x) { return (__m512bh)_mm512_set1_epi32((int)x); }
 
-/* x [rows, size] -> out [rows, size]: normalised in float32, rounded, then scaled. size is a multiple of 16. */
-void rms_norm(int64_t rows, int64_t size, const bf16 *x, const bf16 *weight, float eps, bf16 *out) {
+/* x, delta [rows, size] -> sum = x + delta, rounded, and out: sum normalised in float32, rounded, then scaled.
+ * delta may be null: then nothing is added and sum is not written. size is a multiple of 16. */
+void rms_norm(int64_t rows, int64_t size, const bf16 *x, const bf16 *delta, const bf16 *weight, float eps, bf16 *sum,
+              bf16 *out) {
 #pragma omp parallel for if (rows * size > 8192)
     for (int64_t row = 0; row < rows; row++) {
         const bf16 *in = x + row * size;
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t i = 0; i < size; i += 16) {
-            __m512 v = load16(in + i);
-            sum = _mm512_fmadd_ps(v, v, sum);
+        __m512 squares = _mm512_setzero_ps();
+        if (delta) {
+            for (int64_t i = 0; i < size; i += 16)
+                store16(sum + row * size + i, _mm512_add_ps(load16(in + i), load16(delta + row * size + i)));
+            in = sum + row * size;
         }
-        __m512 factor = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(sum) / size + eps));
+        for (int64_t i = 0; i < size; i += 16) squares = _mm512_fmadd_ps(load16(in + i), load16(in + i), squares);
+        const __m512 factor = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / size + eps));
         for (int64_t i = 0; i < size; i += 16)
             store16(out + row * size + i, _mm512_mul_ps(load16(weight + i), rounded(_mm512_mul_ps(load16(in + i), factor))));
     }
+}
+
+/* exp(x) for x <= 0, to about 1e-7 relative; 0 from -87 down. */
+INLINE __m512 exp16(__m512 x) {
+    const __mmask16 alive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GT_OQ);
+    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.0f / 720);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(alive, p, n);
+}
+
+/* x [rows, 2 * size], gates then values -> out [rows, size] = silu(gate), rounded, * value. size is a multiple of 16. */
+void gated(int64_t rows, int64_t size, const bf16 *x, bf16 *out) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+#pragma omp parallel for if (rows * size > 8192)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < size; i += 16) {
+            const __m512 gate = load16(x + 2 * row * size + i), e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(gate)));
+            const __mmask16 negative = _mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ);
+            const __m512 sigmoid = _mm512_div_ps(_mm512_mask_blend_ps(negative, one, e), _mm512_add_ps(one, e));
+            store16(out + row * size + i, _mm512_mul_ps(rounded(_mm512_mul_ps(gate, sigmoid)), load16(x + (2 * row + 1) * size + i)));
+        }
 }
 
 /* Rotate the first `heads` heads of each row in place: x [rows, stride], cos and sin [rows, size].
@@ -60,23 +94,6 @@ void rotate(int64_t rows, int64_t heads, int64_t size, int64_t stride, bf16 *x, 
             }
         }
     }
-}
-
-/* exp(x) for x <= 0, to about 1e-7 relative; 0 from -87 down. */
-INLINE __m512 exp16(__m512 x) {
-    const __mmask16 alive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GT_OQ);
-    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
-    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    __m512 p = _mm512_set1_ps(1.0f / 720);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(alive, p, n);
 }
 
 /* What one row sees of one stretch of keys and values: tokens first .. end - 1 of it. */

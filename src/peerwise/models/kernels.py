@@ -35,12 +35,14 @@ class Kernels:
     def __init__(self, library: Path) -> None:
         loaded = ctypes.CDLL(str(library))
         self._rms_norm, self._rotate, self._attend = loaded.rms_norm, loaded.rotate, loaded.decode_attention
-        self._rms_norm.argtypes = [_INT, _INT, _POINTER, _POINTER, _FLOAT, _POINTER]
+        self._gated = loaded.gated
+        self._rms_norm.argtypes = [_INT, _INT, _POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER]
+        self._gated.argtypes = [_INT, _INT, _POINTER, _POINTER]
         self._rotate.argtypes = [_INT] * 4 + [_POINTER] * 3
         self._attend.argtypes = (
             [_INT] * 4 + [_POINTER] * 3 + [_INT] * 3 + [_POINTER] * 6 + [_INT] + [_POINTER] * 2 + [_INT]
         ) + [_FLOAT, _FLOAT, _INT, _POINTER, _INT, _INT, _POINTER]
-        for function in (self._rms_norm, self._rotate, self._attend):
+        for function in (self._rms_norm, self._gated, self._rotate, self._attend):
             function.restype = None
         self._scratch_floats: Callable[[int, int], int] = loaded.scratch_floats
         loaded.scratch_floats.argtypes, loaded.scratch_floats.restype = [_INT, _INT], _INT
@@ -48,7 +50,20 @@ class Kernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[N, size] dense -> [N, size]; size a multiple of 16."""
         out = torch.empty_like(x)
-        self._rms_norm(len(x), x.shape[1], x.data_ptr(), weight.data_ptr(), eps, out.data_ptr())
+        self._rms_norm(len(x), x.shape[1], x.data_ptr(), None, weight.data_ptr(), eps, None, out.data_ptr())
+        return out
+
+    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """x + delta, and that normalised: all [N, size] dense."""
+        total, out = torch.empty_like(x), torch.empty_like(x)
+        pointers = x.data_ptr(), delta.data_ptr(), weight.data_ptr()
+        self._rms_norm(len(x), x.shape[1], *pointers, eps, total.data_ptr(), out.data_ptr())
+        return total, out
+
+    def gated(self, x: Tensor) -> Tensor:
+        """[N, 2 * size] dense, gates then values -> silu(gates) * values [N, size]; size a multiple of 16."""
+        out = x.new_empty(len(x), x.shape[1] // 2)
+        self._gated(len(x), out.shape[1], x.data_ptr(), out.data_ptr())
         return out
 
     def rotate(self, x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:

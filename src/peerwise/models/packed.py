@@ -26,26 +26,9 @@ class Product:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._with(x, "none") if self.packed else nn.functional.linear(x, self.weight, self.bias)
-
-    def silu(self, x: Tensor) -> Tensor:
-        """silu of the product. Here and below what follows the product is done before it is rounded."""
-        return self._with(x, "swish") if self.packed else nn.functional.silu(self(x))
-
-    def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """The product times `other`, element by element."""
-        return self._and(x, other, "mul") if self.packed else self(x) * other
-
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """The product plus `other`."""
-        return self._and(x, other, "add") if self.packed else self(x) + other
-
-    def _with(self, x: Tensor, function: str) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, function, [], "")
-        return out
-
-    def _and(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, operation)
+        if not self.packed:
+            return nn.functional.linear(x, self.weight, self.bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return out
 
 

@@ -95,8 +95,7 @@ class DecodePlan(AttentionPlan):
             self.members = torch.tensor(order, device=device)
             self.place = torch.tensor([g * self.width + w for g, w in place], device=device)
         self._masks: dict[int | None, Tensor] = {}
-        self._scratch: Tensor | None = None
-        self._rows = (self.groups, torch.arange(len(groups)), self.prompt_lengths[self.groups], self.lengths)
+        self._compiled: tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 
     @property
     def positions(self) -> Tensor:
@@ -108,19 +107,20 @@ class DecodePlan(AttentionPlan):
         kernels = compiled(k, v)
         if kernels is None:
             return self._attend(layer, q, k, v, rule)
-        if self._scratch is None:
-            self._scratch = kernels.scratch(self.cache.prompts.room + self.cache.answers.room, q.shape[3])
-        store = self.cache.answers
-        q, k, v = (_heads_together(x) for x in (q, k, v))
+        if self._compiled is None:
+            rows = self.groups, torch.arange(len(self.groups)), self.prompt_lengths[self.groups], self.lengths
+            self._compiled = rows, kernels.scratch(self.cache.prompts.room + self.cache.answers.room, q.shape[3])
+        rows, scratch = self._compiled
+        prompts, answers = self.cache.prompts, self.cache.answers
         out = kernels.attend(
-            *(q, k, v),
-            rows=self._rows,
-            prompts=(self.cache.prompts.k[layer], self.cache.prompts.v[layer]),
-            answers=store.layer(layer, k[None].transpose(1, 2), v[None].transpose(1, 2)),
+            *(_heads_together(x) for x in (q, k, v)),
+            rows=rows,
+            prompts=(prompts.k[layer], prompts.v[layer]),
+            answers=answers.layer(layer, k, v),
             scale=rule.scale,
             softcap=rule.softcap or 0.0,
             window=rule.window or 0,
-            scratch=self._scratch,
+            scratch=scratch,
         )
         return out.transpose(0, 1)[None]
 

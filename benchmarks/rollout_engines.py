@@ -1,0 +1,151 @@
+"""One sampling engine in a process of its own, for benchmarks/rollout.py: reads what to draw, answers with seconds.
+
+    python benchmarks/rollout_engines.py ENGINE MODEL_FOLDER DTYPE THREADS
+
+ENGINE is native, torch (native without its compiled kernels), transformers or vllm; the last runs under the interpreter
+of an environment with vLLM and imports nothing of peerwise. One JSON object a line comes in, {"prompts", "group_size",
+"new_tokens", "top_p"}, and one goes out, {"seconds", "tokens"}; {"rate": true} asks for the machine's matrix rate.
+Every engine draws at temperature 1, never ends early, and so draws the same number of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Job = dict[str, Any]
+Draw = Callable[[Job], int]
+"""Draws everything a job asks for and returns the number of tokens drawn."""
+
+
+def native(folder: str, dtype: str) -> Draw:
+    """Our engine; no end id, so that every answer has its full length."""
+    from peerwise.cli.process import keep_freed_memory
+    from peerwise.models.load import load
+    from peerwise.rollout.base import Request, SamplingParams, sample_key
+    from peerwise.rollout.native.engine import NativeEngine
+
+    keep_freed_memory()
+    policy = load(folder, dtype=dtype)
+
+    def draw(job: Job) -> int:
+        rows = len(job["prompts"]) * job["group_size"]
+        engine = NativeEngine(policy.model, decode=policy.decode, end_ids=frozenset(), max_branches=rows)
+        requests = [
+            Request(prompt_ids=tuple(prompt), keys=tuple(sample_key(0, p, "", i) for i in range(job["group_size"])))
+            for p, prompt in enumerate(job["prompts"])
+        ]
+        params = SamplingParams(max_new_tokens=job["new_tokens"], top_p=job["top_p"])
+        return sum(len(c.token_ids) for group in engine.generate(requests, params) for c in group)
+
+    return draw
+
+
+def torch_only(folder: str, dtype: str) -> Draw:
+    """Our engine as it is where kernels cannot be compiled."""
+    os.environ["PEERWISE_KERNELS"] = "off"
+    return native(folder, dtype)
+
+
+def transformers(folder: str, dtype: str) -> Draw:
+    """`model.generate` as its users call it: prompts repeated for each answer, padded on the left, sampling on."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from peerwise.cli.process import keep_freed_memory
+
+    keep_freed_memory()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+
+    def draw(job: Job) -> int:
+        rows = [prompt for prompt in job["prompts"] for _ in range(job["group_size"])]
+        longest = max(map(len, rows))
+        with torch.inference_mode():
+            out = model.generate(
+                input_ids=torch.tensor([[0] * (longest - len(row)) + row for row in rows]),
+                attention_mask=torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows]),
+                do_sample=True,
+                top_k=0,
+                top_p=job["top_p"],
+                max_new_tokens=job["new_tokens"],
+                min_new_tokens=job["new_tokens"],
+                pad_token_id=0,
+            )
+        return (out.shape[1] - longest) * len(rows)
+
+    return draw
+
+
+def vllm(folder: str, dtype: str) -> Draw:
+    """vLLM's own offline engine. Its prefix cache is emptied before each draw, as new weights would empty it."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+    import vllm as library
+
+    llm = library.LLM(folder, dtype=dtype, max_model_len=2048, max_num_seqs=256, seed=0, disable_log_stats=True)
+
+    def draw(job: Job) -> int:
+        llm.reset_prefix_cache()
+        params = library.SamplingParams(
+            n=job["group_size"],
+            temperature=1.0,
+            top_p=job["top_p"],
+            max_tokens=job["new_tokens"],
+            ignore_eos=True,
+            detokenize=False,
+        )
+        prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+
+    return draw
+
+
+ENGINES: dict[str, Callable[[str, str], Draw]] = {
+    "native": native,
+    "torch": torch_only,
+    "transformers": transformers,
+    "vllm": vllm,
+}
+
+
+def matrix_rate(dtype: str) -> float:
+    """FLOP/s of a square product of 2048, the best of some: what the ceiling is made of."""
+    import torch
+
+    a, b = (torch.randn(2048, 2048).to(getattr(torch, dtype)) for _ in range(2))
+    seconds = []
+    for _ in range(12):
+        started = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - started)
+    return 2 * 2048**3 / min(seconds)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve one engine until the input ends."""
+    engine, folder, dtype, threads = arguments
+    # An engine may print; only our lines may reach the reader.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    if engine != "vllm":
+        import torch
+
+        torch.set_num_threads(int(threads))
+    draw = ENGINES[engine](folder, dtype)
+    print(json.dumps({"ready": True}), file=answers)
+    for line in sys.stdin:
+        job = json.loads(line)
+        if "rate" in job:
+            print(json.dumps({"rate": matrix_rate(dtype)}), file=answers)
+            continue
+        started = time.perf_counter()
+        tokens = draw(job)
+        print(json.dumps({"seconds": time.perf_counter() - started, "tokens": tokens}), file=answers)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
