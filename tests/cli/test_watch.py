@@ -2,7 +2,13 @@
 goes on and ends with one that is over."""
 
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
@@ -81,3 +87,40 @@ def test_once_shows_what_is_there_and_a_folder_that_is_no_run_is_named(run, tmp_
     assert main(["watch", str(run), "--once"]) == 0
     assert main(["watch", str(tmp_path_factory.mktemp("other")), "--once"]) == 2
     assert "is not a run" in capsys.readouterr().err
+
+
+def on_a_terminal(run, columns, rows, *words, stop_when=None):
+    """What `peerwise watch` writes to a terminal of that size, and its exit code; Ctrl-C once a text has appeared."""
+    reader, writer = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": str(rows)}
+    command = [sys.executable, "-m", "peerwise", "watch", str(run), *words]
+    process = subprocess.Popen(command, stdin=writer, stdout=writer, stderr=writer, env=environment)
+    os.close(writer)
+    said, deadline = b"", time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            said += os.read(reader, 65536)
+        except OSError:  # the other side is closed
+            break
+        if stop_when is not None and stop_when in said:
+            process.send_signal(signal.SIGINT)
+            stop_when = None
+    os.close(reader)
+    return said.decode(), process.wait(10)
+
+
+def test_on_a_terminal_the_board_is_drawn_and_the_table_comes_below_it(run):
+    written(run, "metrics.jsonl", STEPS)
+    written(run, "evals.jsonl", EVALUATIONS)
+    said, code = on_a_terminal(run, 90, 40)
+    assert code == 0
+    assert "held-out accuracy" in said and "2/2" in said
+    assert said.index("held-out accuracy") < said.rindex("\x1b[?25h") < said.rindex("before sft")
+
+
+def test_ctrl_c_leaves_the_view_with_the_cursor_shown(run):
+    written(run, "metrics.jsonl", STEPS[:2])
+    said, code = on_a_terminal(run, 50, 12, stop_when=b"1/2")
+    assert code == 130
+    assert "\x1b[?25l" in said and "\x1b[?25h" in said.split("\x1b[?25l")[-1]
+    assert "Traceback" not in said

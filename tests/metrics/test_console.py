@@ -6,7 +6,9 @@ import io
 
 import pytest
 
-from peerwise.metrics.console import Console, clip, duration, printable
+from peerwise.metrics.console import Console
+from peerwise.metrics.sample import Sample, of_group
+from peerwise.metrics.text import clip, duration, printable
 from peerwise.records import Completion, Group, Problem, Score
 
 
@@ -22,8 +24,8 @@ class Clock:
         return self.now
 
 
-def a_group(*texts: str, question: str = "6 * 7 = ?", id: str = "toy/1") -> Group:
-    return Group(
+def a_group(*texts: str, question: str = "6 * 7 = ?", id: str = "toy/1") -> Sample:
+    group = Group(
         problem=Problem(id=id, task="toy", messages=({"role": "user", "content": question},), answer="42"),
         prompt_ids=(1,),
         completions=tuple(Completion(token_ids=(), logprobs=(), finish="stop", text=text) for text in texts),
@@ -31,6 +33,7 @@ def a_group(*texts: str, question: str = "6 * 7 = ?", id: str = "toy/1") -> Grou
             Score(total=float("42" in text), correct="42" in text, extracted=text.strip() or None) for text in texts
         ),
     )
+    return of_group(group)
 
 
 def an_example(text: str, id: str = "toy/1") -> dict[str, object]:

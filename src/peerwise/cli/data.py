@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerwise.cli.words import Parser, from_0_to_1, pair, positive
 from peerwise.errors import DataError, ModelError, RequestError, nearest
-from peerwise.metrics.console import printable
+from peerwise.metrics.text import printable
 
 if TYPE_CHECKING:
     from peerwise.records import Problem

@@ -1,26 +1,33 @@
-"""A run's best model as a plain Hugging Face folder with a model card, for use without peerwise.
+"""A run's best model, or its adapters, as a plain Hugging Face folder with a model card, for use without peerwise.
 
-Copies a checkpoint and writes what the run's files say of it; computes nothing.
+Copies a checkpoint and computes nothing; what the card says is `card`'s.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peerwise import __version__
-from peerwise.errors import RunFolderError
+from peft import LoraConfig
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from peerwise.errors import RequestError, RunFolderError
 from peerwise.metrics.write import EVALS_FILE, RECIPE_FILE, read_rows
-from peerwise.recipe.dump import diff
+from peerwise.models.embedded import NAME, resolve
 from peerwise.recipe.load import load
+from peerwise.recipe.schema import Recipe
+from peerwise.train.card import card
 from peerwise.train.checkpoint import checkpoints
 from peerwise.train.standing import mean_accuracy
 
 TRAINER = "trainer"
 """The part of a checkpoint that only training reads."""
+ADAPTERS_FILE = "adapter_model.safetensors"
 
 
 def is_run(folder: Path) -> bool:
@@ -45,33 +52,102 @@ def best_checkpoint(run: Path) -> Path:
     return max(measured, key=lambda one: (accuracy[one[1].global_step], -one[1].global_step))[0]
 
 
-def export(run: Path, target: Path) -> Path:
-    """Copy the best model of a run to a new folder, with a README.md; returns the checkpoint it was.
+def export(run: Path, target: Path, *, merge_lora: bool = False) -> Path:
+    """Write the best model of a run to a new folder, with a README.md; returns the checkpoint it was.
 
-    The folder is made beside its place and renamed, so it is whole or not there.
+    A run that trained all weights gives the whole model. A run that trained adapters gives those, as peft has them,
+    or with `merge_lora` the whole model with the adapters folded in. The folder is made beside its place and renamed,
+    so it is whole or not there.
 
     Raises:
         RunFolderError: no run, no checkpoint, or the target exists or cannot be written.
+        RequestError: adapters to merge in a run that has none.
     """
     if not is_run(run):
         raise RunFolderError(f"{run} is not a run: it has no {RECIPE_FILE}")
     if target.exists():
         raise RunFolderError(f"{target} exists and is not overwritten; give a new folder")
+    recipe = load(run / RECIPE_FILE)
+    if merge_lora and not recipe.model.lora_rank:
+        raise RequestError(f"{run} trained all weights, so there are no adapters to merge; leave --merge-lora out")
+    adapters_apart = bool(recipe.model.lora_rank) and not merge_lora
     source = best_checkpoint(run)
-    card = _card(run, source)
+    with _whole(target) as beside:
+        shutil.copytree(source, beside, ignore=_left_out(adapters_apart), dirs_exist_ok=True)
+        if adapters_apart:
+            _write_adapters(source / TRAINER / "weights.safetensors", recipe, beside)
+        (beside / "README.md").write_text(_card(run, source, recipe, adapters_apart), encoding="utf-8")
+    return source
+
+
+def base_of(recipe: Recipe) -> str:
+    """Where transformers finds the model that a run began with: an absolute folder, or a name on the hub."""
+    path = resolve() if recipe.model.path == NAME else recipe.model.path
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A folder to write to that becomes the target at the end of the block, or is gone.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
-            shutil.copytree(source, beside, ignore=shutil.ignore_patterns(TRAINER), dirs_exist_ok=True)
-            (beside / "README.md").write_text(card, encoding="utf-8")
+            yield beside
             beside.chmod(0o755)
             beside.rename(target)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-    except OSError as error:
-        raise RunFolderError(f"{target} cannot be written ({error.strerror or error})") from error
-    return source
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunFolderError(f"{target} cannot be written ({reason})") from error
+
+
+def _left_out(adapters_apart: bool) -> Callable[[Any, list[str]], set[str]]:
+    """What is not copied of a checkpoint: what only training reads, and beside adapters the model they are for."""
+    model = ("model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json")
+    return shutil.ignore_patterns(TRAINER, *(model if adapters_apart else ()))
+
+
+def _write_adapters(weights: Path, recipe: Recipe, folder: Path) -> None:
+    """The adapters of a checkpoint in the form of peft.
+
+    Names become those that peft gives the whole: model.layers.0.mlp.up_proj.lora_A.default.weight is saved as
+    base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
+    (https://huggingface.co/docs/peft/developer_guides/checkpoint).
+    """
+    tensors = load_file(weights)
+    layers = {name.split(".lora_")[0].rpartition(".")[2] for name in tensors}
+    config = LoraConfig(
+        r=recipe.model.lora_rank,
+        lora_alpha=recipe.model.lora_alpha or 2 * recipe.model.lora_rank,
+        target_modules=sorted(layers),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base_of(recipe),
+        revision=recipe.model.revision,
+        inference_mode=True,
+    )
+    config.save_pretrained(folder)
+    named = {"base_model.model." + name.replace(".default.", "."): tensor for name, tensor in tensors.items()}
+    save_file(named, folder / ADAPTERS_FILE, metadata={"format": "pt"})
+
+
+def _card(run: Path, checkpoint: Path, recipe: Recipe, adapters_apart: bool) -> str:
+    evaluations = _evaluations(run)
+    step = next(state.global_step for folder, state in checkpoints(run) if folder == checkpoint)
+    return card(
+        run.resolve().name,
+        recipe,
+        step,
+        evaluations.get(0, []),
+        evaluations.get(step, []),
+        base=base_of(recipe),
+        adapters_apart=adapters_apart,
+    )
 
 
 def _evaluations(run: Path) -> dict[int, list[dict[str, Any]]]:
@@ -81,36 +157,3 @@ def _evaluations(run: Path) -> dict[int, list[dict[str, Any]]]:
     for row in read_rows(path) if path.exists() else ():
         found.setdefault(row["global_step"], []).append(row)
     return found
-
-
-def _card(run: Path, checkpoint: Path) -> str:
-    recipe = load(run / RECIPE_FILE)
-    evaluations = _evaluations(run)
-    step = next(state.global_step for folder, state in checkpoints(run) if folder == checkpoint)
-    before, now = evaluations.get(0, []), evaluations.get(step, [])
-    rows = "".join(_result(row, before) for row in now) or "| not measured at this step | | | |\n"
-    settings = "".join(f"{key} = {value!r}\n" for key, (_, value) in diff(recipe).items() if key != "run.out")
-    tasks = "".join(f"- {task.name}" + (f", from {task.path}" if task.path else "") + "\n" for task in recipe.tasks)
-    return (
-        f"---\nlibrary_name: transformers\nbase_model: {recipe.model.path}\ntags: [grpo, peerwise]\n---\n\n"
-        f"# {run.resolve().name}\n\n"
-        f"`{recipe.model.path}`, trained with peerwise {__version__} ({', '.join(recipe.stage)}); step {step} of the "
-        "run, float32, adapters folded in.\n\n"
-        "## Results\n\nHeld-out problems, 95 % intervals.\n\n"
-        f"| task | before | this model | problems |\n|---|---|---|---|\n{rows}\n"
-        f"## Data\n\n{tasks}\n"
-        f"## Recipe\n\nWhat departs from the defaults:\n\n```\n{settings}```\n\n"
-        "## Licence\n\nThat of the base model and of the data; fill in before you publish.\n"
-    )
-
-
-def _result(row: Mapping[str, Any], before: list[dict[str, Any]]) -> str:
-    earlier = next((old for old in before if old["task"] == row["task"]), None)
-    return f"| {row['task']} | {_share(earlier)} | {_share(row)} | {row['n']} |\n"
-
-
-def _share(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    low, high = row["interval"]
-    return f"{row['accuracy']:.1%} [{low:.1%}, {high:.1%}]"
