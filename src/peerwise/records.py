@@ -82,6 +82,8 @@ class Score:
     """The named parts before weighting; None means the part does not apply to this sample."""
     extracted: str | None = None
     """The final answer as it was read; None when none could be read."""
+    rule: str | None = None
+    """How it was read and what decided, as in "box, number"; None when the reward does not say."""
     failed: str | None = None
     """Why the reward could not be computed, in a few words that can be counted ("timed out"); None when it was. The
     total of a failed score is 0 and means nothing: baseline, loss and means leave the sample out."""

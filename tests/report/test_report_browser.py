@@ -1,15 +1,18 @@
-"""Pins the page in a real browser: charts, click-through, filters, links, dark, narrow, inert texts, many groups.
+"""Pins the pages in a real browser: charts, click-through, filters, tokens, links, dark, narrow, inert texts, size.
 
 Needs playwright (the extra `browser`) and a Chromium on the path; skipped by name where either is missing.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from runs import answer, evaluation, group, lines, metrics, write_run
 
+from peerwise.cli.main import main
 from peerwise.report import build
 
 playwright = pytest.importorskip(
@@ -165,6 +168,96 @@ def test_answers_stand_by_advantage_with_what_was_read(opened, small):
     first = opened(small).locator("#groups article").first.locator(".card")
     assert first.nth(0).inner_text().startswith("right advantage 0.5, reward 1, read 2")
     assert first.nth(1).inner_text().startswith("wrong advantage -0.5, reward 0, read o")
+
+
+TRACED = {"token_lengths": [4, 2, 0], "logprobs": [-0.1, -2, 0], "entropies": [0.5, 3, 0], "ratios": [1, 2, 0.5]}
+
+
+def test_tokens_are_coloured_by_the_figure_that_is_chosen_and_the_text_stays_the_same(opened, tmp_path):
+    unread = answer("say 41", 0.0, -0.5, extracted=None, rule="cut off")
+    answers = [answer("say 42", 1.0, 0.5, rule="box, number", **TRACED), unread]
+    page = opened(build(write_run(tmp_path, rollouts=lines([group(3, answers)]))))
+    texts = page.locator("#groups .card pre")
+    spans = texts.first.locator("span")
+    assert (
+        page.locator("#groups .card")
+        .first.inner_text()
+        .startswith("right advantage 0.5, reward 1, read 2 (by box; compared as number)")
+    )
+    assert "no answer read (cut off)" in page.locator("#groups .card").nth(1).inner_text()
+    assert spans.count() == 0
+    page.select_option("#colouring", "logprobs")
+    playwright.expect(spans).to_have_count(3)
+    # -0.1 is nothing, -2 is half of the scale of 4 nats in five shades.
+    assert [span.get_attribute("class").strip() for span in spans.all()] == ["", "shade odd-3", "end"]
+    assert spans.nth(1).get_attribute("title") == "log-prob -2, entropy 3, ratio 2"
+    assert texts.first.text_content() == "say 42"
+    assert texts.nth(1).locator("span").count() == 0
+    page.select_option("#colouring", "ratios")
+    playwright.expect(spans.nth(1)).to_have_class("shade up-5")
+    playwright.expect(spans.nth(2)).to_have_class("shade down-5 end")
+    assert "0.67 and below" in page.locator("#legend").inner_text()
+    page.click("#clear")
+    assert page.input_value("#colouring") == "ratios"
+    page.select_option("#colouring", "")
+    playwright.expect(spans).to_have_count(0)
+    assert page.troubles == []
+
+
+def test_groups_with_a_disagreement_are_found_and_say_what_it_is(opened, tmp_path):
+    paid = [answer("yes 2", 0.5, 0.5), answer("no 3", 0.5, 0.5, correct=False)]
+    page = opened(build(write_run(tmp_path, rollouts=lines([group(3, [answer("is 2", 1.0, 0.5)]), group(4, paid)]))))
+    page.select_option("#kind", "disagreement")
+    playwright.expect(page.locator("#sample-status")).to_have_text("1 of 2 groups, 1 to 1 shown")
+    told = page.locator("#groups .warn").all_inner_texts()
+    assert told == ["Disagreement: wrong, and earned as much as a right answer of this group."]
+
+
+def test_hostile_tokens_are_texts_too(opened, tmp_path):
+    traced = {"token_lengths": [len(ATTACK) // 2] * 2, "logprobs": [-3, ATTACK], "ratios": [None, 1e308]}
+    page = opened(
+        build(write_run(tmp_path, rollouts=lines([group(3, [answer(ATTACK, 1.0, 0.5, rule=ATTACK, **traced)])])))
+    )
+    for figure in ("logprobs", "ratios"):
+        page.select_option("#colouring", figure)
+        playwright.expect(page.locator("#groups .card pre span")).to_have_count(2)
+    assert page.locator("#groups .card pre").text_content() == ATTACK
+    assert page.title() == f"{tmp_path.name} · peerwise report"
+    assert page.locator("main img, main script").count() == 0
+    assert page.troubles == []
+
+
+def compared(folder, *runs):
+    """What `opened` needs to know of a comparison's page."""
+    html = folder / "compared.html"
+    assert main(["compare", *map(str, runs), "--out", str(html)]) == 0
+    return SimpleNamespace(html=html, tree=json.loads(html.with_suffix(".json").read_text()))
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
+def test_a_comparison_draws_every_chart_fits_and_complains_of_nothing(opened, tmp_path, scheme, width, capsys):
+    recipe = "[run]\nseed = {seed}\n[model]\npath = '{path}'\n"
+    runs = [
+        write_run(tmp_path / f"{path}-{seed}", recipe=recipe.format(seed=seed, path=path))
+        for path, seed in (("a", 0), ("a", 1), ("b", 0))
+    ]
+    report = compared(tmp_path, *runs)
+    page = opened(report, ready=".plot", width=width, scheme=scheme)
+    page.click("#more-curves > summary")
+    draw_all(page)
+    labels = [plot.get_attribute("aria-label") for plot in page.locator(".plot").all()]
+    assert len(labels) == len(report.tree["curves"]["charts"]) + 1
+    assert all(labels)
+    # Two seeds of one recipe are one line with a band, the other run a line.
+    names = page.evaluate("() => [...document.querySelectorAll('#chart-held-0 .legendtext')].map((x) => x.textContent)")
+    assert names == ["2 seeds: a-0, a-1", "b-0"]
+    accuracy = next(chart["id"] for chart in report.tree["curves"]["charts"] if chart["key"] == "reward/mean")
+    assert page.locator(f"#chart-{accuracy} .scatterlayer .trace").count() == 4
+    page.select_option("#axis", "seconds")
+    page.check("#log")
+    page.wait_for_timeout(200)
+    assert page.evaluate("() => document.documentElement.scrollWidth") == width
+    assert page.troubles == []
 
 
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])

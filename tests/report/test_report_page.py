@@ -15,7 +15,7 @@ from runs import answer, evaluation, group, lines, metrics, write_run
 
 from peerwise.errors import PeerwiseError
 from peerwise.report import build
-from peerwise.report.page import harmless
+from peerwise.report.inert import harmless
 
 MARKUP = (
     "</script></pre><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>"
@@ -122,7 +122,7 @@ def test_the_policy_lets_run_the_two_scripts_by_hash_and_fetches_nothing(tmp_pat
         "default-src": "'none'", "style-src": "'unsafe-inline'", "img-src": "data: blob:",
         "base-uri": "'none'", "form-action": "'none'",
     }  # fmt: skip
-    assert [attributes.get("type") for attributes, _ in page.scripts] == ["application/octet-stream"] * 3 + [None]
+    assert [attributes.get("type") for attributes, _ in page.scripts] == ["application/octet-stream"] * 4 + [None]
 
 
 def test_every_label_and_description_of_the_page_points_at_something(tmp_path):

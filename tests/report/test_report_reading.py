@@ -8,6 +8,7 @@ import pytest
 from runs import LOG, answer, group, lines, metrics, write_run
 
 from peerwise.errors import RunFolderError
+from peerwise.metrics.diagnosis import NAMES, Trouble
 from peerwise.report import build
 from peerwise.report.curves import CHARTS, curves, gaps
 from peerwise.report.folder import read_folder
@@ -158,3 +159,10 @@ def test_a_run_that_has_just_begun_says_what_is_not_there_yet(tmp_path):
         "metrics.jsonl cannot be read",
     ):
         assert sentence in html
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_trouble_that_a_run_names_is_linked_to_a_chart(name):
+    line = Trouble(name, "what it is about").line
+    (warned,) = read_journal(f"2026-01-02 10:00:30 warning: {line}\n").warnings
+    assert warned.chart in {chart.id for chart in CHARTS}

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import evaluation, lines, metrics, write_run
 
+from peerwise.evaluate.pairing import paired_gain
 from peerwise.report import build
 from peerwise.report.measured import evaluations, side_by_side, table
-from peerwise.report.verdict import outcome, paired_gain, sentence
+from peerwise.report.verdict import outcome, sentence
 
 
 def test_the_gain_is_the_mean_difference_by_problem_with_its_bootstrap_interval():

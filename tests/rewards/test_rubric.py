@@ -51,6 +51,19 @@ def test_graded_levels(text, total):
     assert score("graded", text).total == total
 
 
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("\\boxed{42.0}", "box, number"),
+        ("The answer is forty.", "statement, number"),
+        ("so \\boxed{4", "cut off"),
+        ("", "empty"),
+    ],
+)
+def test_a_score_tells_the_rules_that_decided(text, rule):
+    assert score("correctness", text).rule == rule
+
+
 def test_parts_are_weighted_and_travel_unweighted():
     # One step of three: 1 * 1 + 0.2 * 1 + 0.3 / 3 = 1.3
     found = score("parts", "6 * 7 = 42\n\\boxed{42}", {"correct": 1.0, "format": 0.2, "steps": 0.3})

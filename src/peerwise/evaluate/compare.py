@@ -1,89 +1,133 @@
 """Runs side by side: what each reached and cost, and how far apart they are on the problems that both were measured on.
 
-Reads rows of metrics.jsonl and evals.jsonl, handed in; measures nothing and opens no file.
+Reads rows of metrics.jsonl and evals.jsonl, handed in, as they are found; measures nothing and opens no file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from peerwise.evaluate.estimate import bootstrap_difference, newcombe_difference, sign_test
-
-Row = Mapping[str, Any]
-
-SAME = ("task", "settings", "split", "n", "samples", "temperature", "max_new_tokens", "stop", "seed")
-"""What two records of an evaluation must agree in for their problems to be the same ones, in the same order."""
+from peerwise.evaluate.estimate import newcombe_difference
+from peerwise.evaluate.pairing import Row, number, paired_gain, right_of, samples_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRows:
-    """One run as its files tell it."""
+    """One run as its files tell it; rows carry `global_step`."""
 
     name: str
     steps: Sequence[Row]
     evaluations: Sequence[Row]
 
+    def tasks(self) -> dict[str, list[Row]]:
+        """The evaluations that tell task and accuracy, by task, in the order they were measured."""
+        found: dict[str, list[Row]] = {}
+        for row in self.evaluations:
+            if isinstance(row.get("task"), str) and number(row.get("accuracy")) is not None:
+                found.setdefault(row["task"], []).append(row)
+        return found
 
-def summary(run: RunRows, goal: float | None = None) -> dict[str, Any]:
+
+def common_goals(runs: Sequence[RunRows]) -> dict[str, float]:
+    """Task -> the highest accuracy that every run which measured it has reached, so that costs can be compared."""
+    best: dict[str, list[float]] = {}
+    for run in runs:
+        for task, rows in run.tasks().items():
+            best.setdefault(task, []).append(max(row["accuracy"] for row in rows))
+    return {task: min(reached) for task, reached in best.items()}
+
+
+def summary(run: RunRows, goals: Mapping[str, float]) -> dict[str, Any]:
     """What a run reached, for each task its evaluations before and last, and what it cost.
 
     Args:
-        goal: an accuracy; the first evaluation of each task that reaches it is told with its cost up to there.
+        goals: task -> an accuracy; the first evaluation that reaches it is told with its cost up to there, None when
+            none does.
     """
     tasks: dict[str, dict[str, Any]] = {}
-    for task in dict.fromkeys(row["task"] for row in run.evaluations):
-        rows = [row for row in run.evaluations if row["task"] == task]
+    for task, rows in run.tasks().items():
         tasks[task] = {"before": _reached(rows[0]), "last": _reached(rows[-1])}
-        if goal is not None:
-            first = next((row for row in rows if row["accuracy"] >= goal), None)
-            tasks[task] |= {"goal": None if first is None else _cost(run, first["global_step"])}
+        if task in goals:
+            first = next((row for row in rows if row["accuracy"] >= goals[task]), None)
+            tasks[task] |= {"goal": None if first is None else cost(run, first["global_step"])}
     last = max((row["global_step"] for row in run.steps), default=0)
-    return {"run": run.name, "tasks": tasks, **_cost(run, last), "peak_bytes": _most(run.steps, "memory/peak")}
+    return {"run": run.name, "tasks": tasks, **cost(run, last), "peak_bytes": _most(run.steps, "memory/peak")}
 
 
 def difference(one: RunRows, other: RunRows) -> list[dict[str, Any]]:
-    """For each task that both measured last with one answer a problem: accuracy of `other` minus that of `one`.
+    """For each task that both measured: the last accuracy of `other` minus that of `one`.
 
-    Paired over the problems where both were measured on the same ones; else the two shares are compared.
+    Paired over the problems where both were measured on the same ones; else, with one answer a problem, the two shares
+    are compared.
     """
     found = []
-    for task in dict.fromkeys(row["task"] for row in one.evaluations):
-        before, after = _last(one, task), _last(other, task)
-        if before is None or after is None or before["samples"] != 1 or after["samples"] != 1:
-            continue
-        paired = all(before.get(key) == after.get(key) for key in SAME)
-        right, wrong = [count > 0 for count in before["right"]], [count > 0 for count in after["right"]]
-        if paired:
-            change, low, high = bootstrap_difference(right, wrong)
-            gained = sum(b and not a for a, b in zip(right, wrong, strict=True))
-            lost = sum(a and not b for a, b in zip(right, wrong, strict=True))
-            signs = {"gained": gained, "lost": lost, "sign_test": sign_test(gained, lost)}
+    tasks, others = one.tasks(), other.tasks()
+    for task in (task for task in tasks if task in others):
+        before, after = tasks[task][-1], others[task][-1]
+        gain = paired_gain(before, after)
+        if gain is not None:
+            signs = {"gained": gain.gained, "lost": gain.lost, "sign_test": gain.p}
+            change, low, high = gain.difference, gain.low, gain.high
+        elif samples_of(before) == samples_of(after) == 1 and (shares := _shares(before, after)) is not None:
+            (change, low, high), signs = shares, {}
         else:
-            change, low, high = newcombe_difference(sum(right), len(right), sum(wrong), len(wrong))
-            signs = {}
-        found.append({"task": task, "difference": change, "interval": [low, high], "paired": paired, **signs})
+            continue
+        found.append({"task": task, "difference": change, "interval": [low, high], "paired": gain is not None, **signs})
     return found
 
 
-def _last(run: RunRows, task: str) -> Row | None:
-    return next((row for row in reversed(run.evaluations) if row["task"] == task), None)
+def together(members: Sequence[RunRows]) -> dict[str, dict[str, Any]]:
+    """Task -> mean, lowest and highest of the accuracies that runs of one recipe ended with, and how many they are."""
+    last: dict[str, list[float]] = {}
+    for member in members:
+        for task, rows in member.tasks().items():
+            last.setdefault(task, []).append(rows[-1]["accuracy"])
+    return {
+        task: {"mean": fmean(found), "lowest": min(found), "highest": max(found), "runs": len(found)}
+        for task, found in last.items()
+    }
 
 
-def _reached(row: Row) -> dict[str, Any]:
-    return {key: row[key] for key in ("stage", "step", "n", "samples", "accuracy", "interval", "mean_tokens")}
+def between(ones: Sequence[RunRows], others: Sequence[RunRows]) -> dict[str, dict[str, Any]]:
+    """Task -> mean, lowest and highest of the gains from runs of one recipe to runs of another, and how many pairs.
+
+    The pairs are those whose last evaluations asked the same problems in the same way, so runs that draw their held-out
+    problems by their seed are compared seed by seed.
+    """
+    gains: dict[str, list[float]] = {}
+    for one in ones:
+        for other in others:
+            tasks = other.tasks()
+            for task, rows in one.tasks().items():
+                if task in tasks and (gain := paired_gain(rows[-1], tasks[task][-1])) is not None:
+                    gains.setdefault(task, []).append(gain.difference)
+    return {
+        task: {"mean": fmean(found), "lowest": min(found), "highest": max(found), "pairs": len(found)}
+        for task, found in gains.items()
+    }
 
 
-def _cost(run: RunRows, until: int) -> dict[str, Any]:
+def cost(run: RunRows, until: int) -> dict[str, Any]:
     """Steps, seconds of steps (evaluations not counted) and tokens sampled up to a global step."""
     steps = [row for row in run.steps if row["global_step"] <= until]
     return {
         "steps": len(steps),
-        "seconds": sum(row.get("time/step") or 0.0 for row in steps),
-        "sampled_tokens": int(sum(row.get("tokens/sampled") or 0 for row in steps)),
+        "seconds": sum(number(row.get("time/step")) or 0.0 for row in steps),
+        "sampled_tokens": int(sum(number(row.get("tokens/sampled")) or 0.0 for row in steps)),
     }
 
 
+def _reached(row: Row) -> dict[str, Any]:
+    return {key: row.get(key) for key in ("stage", "step", "n", "samples", "accuracy", "interval", "mean_tokens")}
+
+
+def _shares(before: Row, after: Row) -> tuple[float, float, float] | None:
+    right, other = right_of(before), right_of(after)
+    return newcombe_difference(sum(right), len(right), sum(other), len(other)) if right and other else None
+
+
 def _most(steps: Sequence[Row], key: str) -> float | None:
-    return max((row[key] for row in steps if row.get(key) is not None), default=None)
+    return max((found for row in steps if (found := number(row.get(key))) is not None), default=None)

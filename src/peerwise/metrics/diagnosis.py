@@ -28,6 +28,11 @@ class Trouble:
     name: str
     text: str
 
+    @property
+    def line(self) -> str:
+        """What a run says of it, with where to read more."""
+        return f"{self.name}: {self.text} (docs/troubleshooting.md#{self.name})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -52,7 +57,7 @@ class Diagnosis:
     def look(self, values: Mapping[str, float]) -> Iterator[Trouble]:
         """The troubles that this step brings to light."""
         self.steps.append(values)
-        for key in ("length/mean", "reward/mean"):
+        for key in ("length/mean", "reward/mean", "answers/unread"):
             if key in values and len(self.first.setdefault(key, [])) < 5:
                 self.first[key].append(values[key])
         for name, find in FINDERS.items():
@@ -120,6 +125,10 @@ def _flat(seen: Diagnosis) -> str | None:
 
 def _form_only(seen: Diagnosis) -> str | None:
     form, right = seen.recent("reward/part/format", 10), seen.recent("accuracy/sampled", 20)
+    if form is None and (seen.start("answers/unread") or 0.0) >= 0.3:
+        # Where no part of the reward measures the form, it was learned if answers became readable.
+        unread = seen.recent("answers/unread", 10)
+        form = None if unread is None else 1 - unread
     if form is None or right is None or form <= 0.9 or right >= 0.05:
         return None
     return (
@@ -172,14 +181,19 @@ def _duplicates(seen: Diagnosis) -> str | None:
 
 
 def _divergence(seen: Diagnosis) -> str | None:
-    target, kl = seen.limits.kl_target, seen.recent("kl/mean", 3)
+    target, kl, long = seen.limits.kl_target, seen.recent("kl/mean", 3), seen.recent("kl/mean", 20)
     bound = 1.0 if target is None else 10 * target
-    if kl is None or kl <= bound:
-        return None
-    return (
-        f"the divergence from the reference is {kl:.2f} nats a token (bound {bound:.2f}): the policy is running away; "
-        "lower the learning rate, raise algorithm.kl_coefficient or its kl_high"
-    )
+    if kl is not None and kl > bound:
+        return (
+            f"the divergence from the reference is {kl:.2f} nats a token (bound {bound:.2f}): the policy is running "
+            "away; lower the learning rate, raise algorithm.kl_coefficient or its kl_high"
+        )
+    if target is not None and long is not None and long > 3 * target:
+        return (
+            f"the divergence has been at {long:.2f} nats a token for 20 steps (bound {3 * target:.2f}, three times its "
+            "target): the coefficient does not catch up; raise algorithm.kl_rate or kl_high, or lower the learning rate"
+        )
+    return None
 
 
 def _clipped(seen: Diagnosis) -> str | None:
@@ -254,3 +268,7 @@ FINDERS: dict[str, Callable[[Diagnosis], str | None]] = {
     "memory": _memory,
 }
 """Name of a trouble -> its text when it is there."""
+CONSTANT_PART = "constant-part"
+"""A part of the reward that never varies. Told by `rewards.watch`, which sees single scores; means hide it."""
+NAMES = (*FINDERS, CONSTANT_PART)
+"""Every trouble that a run may name."""

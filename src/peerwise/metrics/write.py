@@ -48,20 +48,37 @@ class RunFiles:
             lookup(key)
         self._append(METRICS_FILE, {"stage": stage, "step": step, "global_step": global_step, **values})
 
-    def group(self, stage: str, step: int, group: Group, advantages: Sequence[float], *, global_step: int) -> None:
-        """One line of rollouts.jsonl: a sampled group with its scores and advantages [G]."""
+    def group(
+        self,
+        stage: str,
+        step: int,
+        group: Group,
+        advantages: Sequence[float],
+        *,
+        global_step: int,
+        traces: Sequence[Mapping[str, Sequence[float]]] | None = None,
+        policy_version: int | None = None,
+    ) -> None:
+        """One line of rollouts.jsonl: a sampled group with its scores and advantages [G].
+
+        `traces` [G] are figures by token, by the names that `train.trace` gives them; {} where an answer has none.
+        `policy_version`: steps that had been done when the answers were drawn.
+        """
         problem = group.problem
         row = {
             "stage": stage,
             "step": step,
             "global_step": global_step,
+            **({} if policy_version is None else {"policy_version": policy_version}),
             "problem": problem.id,
             "task": problem.task,
             "messages": list(problem.messages),
             "gold": problem.answer,
             "completions": [
-                _completion_row(completion, score, float(advantage))
-                for completion, score, advantage in zip(group.completions, group.scores, advantages, strict=True)
+                _completion_row(completion, score, float(advantage)) | dict(trace)
+                for completion, score, advantage, trace in zip(
+                    group.completions, group.scores, advantages, traces or [{}] * len(group.scores), strict=True
+                )
             ],
         }
         self._append(ROLLOUTS_FILE, row)
@@ -107,6 +124,7 @@ def _completion_row(completion: Completion, score: Score, advantage: float) -> d
         "parts": dict(score.parts),
         "correct": score.correct,
         "extracted": score.extracted,
+        **({} if score.rule is None else {"rule": score.rule}),
         **({} if score.failed is None else {"failed": score.failed}),
         "advantage": advantage,
     }

@@ -6,8 +6,13 @@ verdict.py    whether it learned: held-out accuracy by stage, gains paired by pr
 measured.py   evaluations as points, as a table, as answers side by side
 curves.py     which charts there are, and their numbers
 samples.py    every recorded group, and rewards over steps
-page.py       the page: escaping, packing, the policy that forbids network; page/ holds template, style and scripts
-build.py      puts the parts together and writes both files
+disagreement.py  where reward, judge and gold are at odds about an answer
+tokens.py     the figures of an answer's tokens, laid over its text
+inert.py      texts that cannot hide or reorder anything
+page.py       the pages: escaping, packing, the policy that forbids network; page/ holds templates, style and scripts
+build.py      puts one run's report together and writes both files
+overlay.py    curves of several runs over each other
+comparison.py  puts the page of several runs together
 """
 
 from peerwise.report.build import Report, build

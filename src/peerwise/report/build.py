@@ -17,9 +17,11 @@ from typing import Any
 
 from peerwise import __version__
 from peerwise.errors import PeerwiseError
+from peerwise.evaluate.pairing import number
 from peerwise.report import curves, measured, page, samples, verdict
-from peerwise.report.folder import RunFolder, number, read_folder
+from peerwise.report.folder import RunFolder, read_folder
 from peerwise.report.journal import Journal, read_journal
+from peerwise.report.words import duration, setting
 
 REPORT_FILE = "report.html"
 
@@ -58,8 +60,8 @@ def build(run: Path, *, out: Path | None = None, changes: Mapping[str, tuple[obj
     folder = read_folder(run)
     groups = samples.groups(folder.rollouts, folder.missing)
     tree = _tree(folder, groups, changes)
-    _replace(html, page.render(tree, groups))
-    _replace(twin, json.dumps(tree, allow_nan=False) + "\n")
+    replace(html, page.render(tree, groups))
+    replace(twin, json.dumps(tree, allow_nan=False) + "\n")
     return Report(html, twin, tree)
 
 
@@ -89,7 +91,7 @@ def _tree(
         "groups": samples.index(groups),
         "changes": None
         if changes is None
-        else [{"key": key, "default": _shown(old), "value": _shown(new)} for key, (old, new) in changes.items()],
+        else [{"key": key, "default": setting(old), "value": setting(new)} for key, (old, new) in changes.items()],
         "recipe": folder.recipe,
     }
 
@@ -112,8 +114,8 @@ def _facts(
     facts = {
         "State": "finished" if journal.finished else "not finished: running, stopped or killed",
         "Steps done": str(len(folder.metrics)),
-        "Time in steps": _duration(seconds),
-        "From first to last log line": None if wall is None else _duration(wall),
+        "Time in steps": duration(seconds),
+        "From first to last log line": None if wall is None else duration(wall),
         "Tokens sampled": f"{sampled:,.0f}",
         "Groups recorded": f"{len(folder.rollouts):,}",
         "Model": _model(journal, settings),
@@ -145,21 +147,7 @@ def _setting(settings: dict[str, Any], section: str, name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _shown(value: object) -> str:
-    """A setting as a recipe writes it."""
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _duration(seconds: float) -> str:
-    minutes, whole = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {whole:02d} s" if minutes else f"{whole} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _replace(path: Path, text: str) -> None:
+def replace(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

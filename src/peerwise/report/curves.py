@@ -6,13 +6,14 @@ nothing; `page/charts.js` does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from peerwise.evaluate.pairing import number
 from peerwise.metrics.names import lookup
-from peerwise.report.folder import Row, number, step_of
+from peerwise.report.folder import Row, step_of
 
 _NOT_METRICS = {"stage", "step", "global_step", "line", "non_finite"}
 
@@ -92,6 +93,20 @@ def curves(metrics: Sequence[Row], evals: Sequence[Row]) -> dict[str, Any]:
             "seconds": list(accumulate(number(row.get("time/step")) or 0.0 for row in metrics)),
         },
     }
+
+
+def charts_by_key(keys: Iterable[str]) -> list[dict[str, Any]]:
+    """A chart for each metric by itself, in the order of CHARTS: where several runs are drawn, one line a run."""
+    charts: list[dict[str, Any]] = []
+    series: dict[str, list[float | None]] = {key: [] for key in keys}
+    for chart in _with_the_rest(series):
+        members = _members(chart, series)
+        for key in members:
+            unit, meaning = _unit_and_meaning(key)
+            title = chart.title if len(members) == 1 else f"{chart.title}: {key}"
+            about = [{"key": key, "meaning": meaning}]
+            charts.append({"id": f"curve-{len(charts)}", "title": title, "unit": unit, "key": key, "about": about})
+    return charts
 
 
 def gaps(metrics: Sequence[Row]) -> list[str]:

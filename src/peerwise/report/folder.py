@@ -7,14 +7,15 @@ nothing of what the numbers mean. Raises only for a folder in which there is not
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from peerwise.errors import RunFolderError
+from peerwise.evaluate.pairing import number
 from peerwise.metrics.write import EVALS_FILE, METRICS_FILE, RECIPE_FILE, ROLLOUTS_FILE
 
 LOG_FILE, CHECKPOINTS = "run.log", "checkpoints"
@@ -39,32 +40,25 @@ class RunFolder:
     """What could not be read, a sentence each."""
 
 
-def read_folder(path: Path) -> RunFolder:
-    """Read a run folder. Numbers that are not finite come back as None.
+def read_folder(path: Path, files: Collection[str] = FILES) -> RunFolder:
+    """Read a run folder, or only some of its files. Numbers that are not finite come back as None, but for
+    those of rollouts that overflow.
 
     Raises RunFolderError when the folder is not there or holds none of a run's files.
     """
     if not any((path / name).is_file() for name in FILES):
         raise RunFolderError(f"{path} is not a run: expected a folder that `peerwise train` wrote, with {METRICS_FILE}")
     run = RunFolder(path)
-    run.recipe, run.log = _text(run, RECIPE_FILE), _text(run, LOG_FILE)
-    run.metrics, run.rollouts, run.evals = (_rows(run, name) for name in (METRICS_FILE, ROLLOUTS_FILE, EVALS_FILE))
+    run.recipe, run.log = (_text(run, name) if name in files else "" for name in (RECIPE_FILE, LOG_FILE))
+    run.metrics, run.rollouts, run.evals = (
+        _rows(run, name) if name in files else [] for name in (METRICS_FILE, ROLLOUTS_FILE, EVALS_FILE)
+    )
     run.checkpoints = sorted(
         int(number)
         for found in path.glob(f"{CHECKPOINTS}/step-*")
         if (number := found.name.removeprefix("step-")).isascii() and number.isdigit()
     )
     return run
-
-
-def number(value: object) -> float | None:
-    """The value if it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def step_of(row: Row) -> int:
@@ -96,7 +90,8 @@ def _rows(run: RunFolder, name: str) -> list[Row]:
     rows: list[Row] = []
     broken: Counter[str] = Counter()
     for line_number, line in enumerate(BytesIO(content), 1):
-        row = _row(line)
+        # The figures of rollouts are checked where they are used: there are millions, and few are ever looked at.
+        row = _row(line, checked=name != ROLLOUTS_FILE)
         if isinstance(row, str):
             broken["cut off" if not line.endswith(b"\n") else row] += 1
         else:
@@ -107,10 +102,10 @@ def _rows(run: RunFolder, name: str) -> list[Row]:
     return rows
 
 
-def _row(line: bytes) -> Row | str:
-    """The object of one line, or why there is none."""
+def _row(line: bytes, *, checked: bool) -> Row | str:
+    """The object of one line, or why there is none. `checked`: floats that overflow become None."""
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_nothing, parse_float=_finite)
+        row = json.loads(line.decode("utf-8"), parse_constant=_nothing, parse_float=_finite if checked else None)
     except (ValueError, RecursionError):
         return "not JSON"
     if not isinstance(row, dict):

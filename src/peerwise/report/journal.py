@@ -12,6 +12,13 @@ from datetime import datetime
 
 _SUBJECTS = (
     ("truncated:", "truncation"),
+    ("constant-part:", "reward"),
+    ("flat:", "reward"),
+    ("form-only:", "accuracy"),
+    ("reward-hacking:", "reward"),
+    ("entropy-collapse:", "entropy"),
+    ("mismatch:", "mismatch"),
+    ("memory:", "memory"),
     ("stragglers:", "length"),
     ("length-", "length"),
     ("unread:", "unread"),

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from peerwise.report.folder import Row, number, step_of
+from peerwise.evaluate.pairing import number
+from peerwise.report.folder import Row, step_of
 from peerwise.report.verdict import interval, tasks_of, when
 
 SIDE_BY_SIDE = 8
@@ -76,16 +77,21 @@ def side_by_side(evals: Sequence[Row]) -> list[dict[str, Any]]:
         chosen = _evenly(with_examples, SIDE_BY_SIDE)
         problems: dict[str, dict[str, Any]] = {}
         for row in chosen:
-            for example in row["examples"]:
-                if isinstance(example, dict):
-                    _add(problems, example, row)
+            answers_of(problems, row, when(row))
         if problems:
             left_out = len(with_examples) - len(chosen)
             shown.append({"task": label, "problems": list(problems.values()), "left_out": left_out})
     return shown
 
 
-def _add(problems: dict[str, dict[str, Any]], example: Row, row: Row) -> None:
+def answers_of(problems: dict[str, dict[str, Any]], row: Row, label: str) -> None:
+    """Add the examples of a record to the problems they answer, by the problem's name, each under a label."""
+    for example in row["examples"]:
+        if isinstance(example, dict):
+            _add(problems, example, label)
+
+
+def _add(problems: dict[str, dict[str, Any]], example: Row, label: str) -> None:
     name, text = str(example.get("problem")), str(example.get("text", ""))
     problem = problems.setdefault(
         name,
@@ -98,7 +104,7 @@ def _add(problems: dict[str, dict[str, Any]], example: Row, row: Row) -> None:
     )
     problem["answers"].append(
         {
-            "when": when(row),
+            "when": label,
             "text": text[:TEXT_SHOWN],
             "hidden": max(0, len(text) - TEXT_SHOWN),
             "correct": example.get("correct") is True,

@@ -11,7 +11,6 @@ import base64
 import gzip
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -20,33 +19,71 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from peerwise.report.verdict import points, share
+from peerwise.report.inert import harmless
+from peerwise.report.tokens import Trace, laid_over
+from peerwise.report.verdict import interval
+from peerwise.report.words import change, duration, p_value, points, setting, share
 
-SCRIPTS = ("data.js", "charts.js", "samples.js", "start.js")
+COMMON = ("data.js", "plots.js")
+REPORT = (*COMMON, "charts.js", "tokens.js", "samples.js", "start.js")
+COMPARISON = (*COMMON, "overlay.js")
+FIGURE_NAMES = {"logprobs": "log-prob", "entropies": "entropy", "ratios": "ratio"}
 _LOADER = PackageLoader("peerwise.report", "page")
-# Control characters but tab and newline, marks and overrides of direction, invisible characters, half surrogate pairs.
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
 def render(tree: dict[str, Any], groups: Sequence[dict[str, Any]]) -> str:
-    """The page's HTML. `tree` is what the JSON twin holds; `groups` are its groups with their texts."""
-    tree = harmless(tree)
-    script = "\n".join(_source(name) for name in SCRIPTS)
+    """The HTML of one run's page. `tree` is what the JSON twin holds; `groups` are its groups with their texts."""
+    shown, traces = _apart(groups)
+    known = {name for of_group in traces.values() for trace in of_group if trace for name in trace}
     drawn = {key: tree[key] for key in ("curves", "evaluations", "checkpoints", "rewards")}
-    shown_charts = {chart["id"] for chart in tree["curves"]["charts"]}
+    return _page(
+        "report.html.j2",
+        REPORT,
+        tree,
+        {"tree": harmless(drawn), "groups": shown, "traces": traces},
+        shown_charts={chart["id"] for chart in tree["curves"]["charts"]},
+        sampled_steps={group["global_step"] for group in tree["groups"]},
+        figures={name: words for name, words in FIGURE_NAMES.items() if name in known},
+    )
+
+
+def render_comparison(tree: dict[str, Any]) -> str:
+    """The HTML of several runs' page. `tree` is what the JSON twin holds."""
+    drawn = {key: tree[key] for key in ("curves", "lines")}
+    return _page("compare.html.j2", COMPARISON, tree, {"tree": harmless(drawn)})
+
+
+def _apart(groups: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[Trace | None]]]:
+    """The groups, harmless, without the figures of their tokens, which are unpacked only when someone looks; and
+    these by the id of the group, in the order of its answers."""
+    shown, traces = [], {}
+    for group in groups:
+        laid = [laid_over(answer) for answer in group["answers"]]
+        of_group = [answer.pop("trace") for answer in laid]
+        if any(of_group):
+            traces[group["id"]] = of_group
+        shown.append(harmless({**group, "answers": laid}))
+    return shown, traces
+
+
+def _page(
+    template: str, scripts: Sequence[str], tree: dict[str, Any], packed: dict[str, object], **context: object
+) -> str:
+    """A page of its own scripts and `packed` data, what the document itself shows being harmless."""
+    script = "\n".join(map(_source, scripts))
     return (
         _environment()
-        .get_template("report.html.j2")
+        .get_template(template)
         .render(
-            tree=tree,
-            shown_charts=shown_charts,
-            sampled_steps={group["global_step"] for group in tree["groups"]},
+            tree=harmless(tree),
             policy=policy(script, get_plotlyjs()),
             style=Markup(_source("report.css")),
             script=Markup(script),
-            plotly=_packed_plotly(),
-            data=pack(json.dumps(drawn, allow_nan=False)),
-            groups=pack(json.dumps(harmless(groups), allow_nan=False)),
+            packed={
+                "plotly": _packed_plotly(),
+                **{name: pack(json.dumps(value, allow_nan=False)) for name, value in packed.items()},
+            },
+            **context,
         )
     )
 
@@ -68,27 +105,17 @@ def pack(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode("utf-8"), compresslevel=6, mtime=0)).decode("ascii")
 
 
-def harmless(value: Any) -> Any:
-    """A copy with every hidden or reordering character of every text spelled out.
-
-    >>> harmless({"a": ["right\\u202eleft"]})
-    {'a': ['right⟨U+202E⟩left']}
-    """
-    if isinstance(value, str):
-        return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", value.replace("\r\n", "\n"))
-    if isinstance(value, dict):
-        return {harmless(key): harmless(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [harmless(item) for item in value]
-    return value
-
-
 def _environment() -> Environment:
     made = Environment(loader=_LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters["fixed"] = lambda value, digits: "–" if value is None else f"{value:.{digits}f}"
     made.filters["percent"] = lambda value: "–" if value is None else share(value, None)
     made.filters["points"] = lambda gain: "–" if gain is None else points(gain)
-    made.filters["accuracy"] = lambda row: share(row["accuracy"], row["interval"])
+    made.filters["accuracy"] = lambda row: share(row["accuracy"], interval(row["interval"]))
+    made.filters["gain"] = lambda value: f"{100 * value:+.1f}"
+    made.filters["whole"] = lambda value: f"{value:,.0f}"
+    made.filters["gibibytes"] = lambda value: "–" if value is None else f"{value / 2**30:.1f} GiB"
+    made.filters["change"] = lambda found: change(found["difference"], found["interval"])
+    made.filters.update(duration=duration, p_value=p_value, setting=setting)
     return made
 
 

@@ -10,7 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from peerwise.report.folder import Row, number, step_of
+from peerwise.evaluate.pairing import number
+from peerwise.report.disagreement import disagreements
+from peerwise.report.folder import Row, step_of
+from peerwise.report.tokens import LENGTHS, spacing, trace_of
 
 CHARACTERS_KEPT = 150_000_000
 """Characters of answers in one report; beyond it long answers are cut, because a browser has to hold them all."""
@@ -25,18 +28,23 @@ def groups(rollouts: Sequence[Row], missing: list[str]) -> list[dict[str, Any]]:
     A group's `id` is its step and its place within the step, the same in every report of the run; `line` is its line
     in rollouts.jsonl.
     """
-    found: list[dict[str, Any]] = []
-    seen: Counter[int] = Counter()
-    broken = 0
-    for row in rollouts:
-        answers = row.get("completions")
-        if not isinstance(answers, list) or not answers or not all(isinstance(answer, dict) for answer in answers):
-            broken += 1
-            continue
-        seen[step_of(row)] += 1
-        found.append(_group(row, answers, seen[step_of(row)]))
-    if broken:
+    whole = [(row, answers) for row in rollouts if (answers := _completions(row))]
+    if broken := len(rollouts) - len(whole):
         missing.append(f"rollouts.jsonl: {broken} groups are left out (no completions in them).")
+    apart = spacing(answer for _, answers in whole for answer in answers)
+    if apart > 1:
+        missing.append(f"Only one group in {apart} has its tokens coloured; rollouts.jsonl has the figures of all.")
+    seen: Counter[int] = Counter()
+    found: list[dict[str, Any]] = []
+    unfit = 0
+    for place, (row, answers) in enumerate(whole):
+        seen[step_of(row)] += 1
+        found.append(_group(row, answers, seen[step_of(row)], traced=place % apart == 0))
+        if place % apart == 0:
+            unfit += sum(LENGTHS in answer for answer in answers)
+            unfit -= sum(answer["trace"] is not None for answer in found[-1]["answers"])
+    if unfit:
+        missing.append(f"rollouts.jsonl: the tokens of {unfit} answers are not coloured (their figures do not fit).")
     _cut(found, missing)
     return found
 
@@ -83,9 +91,19 @@ def _bins(distinct: list[float]) -> tuple[list[float], list[float]]:
     return edges, [edge + width / 2 for edge in edges]
 
 
-def _group(row: Row, answers: list[Row], place: int) -> dict[str, Any]:
-    shown = sorted(map(_answer, answers), key=lambda answer: -(answer["advantage"] or 0.0))
-    messages = row.get("messages")
+def _completions(row: Row) -> list[Row]:
+    """The answers of a group; empty where there are none, or anything else among them."""
+    answers = row.get("completions")
+    return answers if isinstance(answers, list) and all(isinstance(answer, dict) for answer in answers) else []
+
+
+def _group(row: Row, answers: list[Row], place: int, *, traced: bool) -> dict[str, Any]:
+    shown = sorted(
+        (_answer(answer, traced=traced) for answer in answers), key=lambda answer: -(answer["advantage"] or 0.0)
+    )
+    messages, gold = row.get("messages"), _text(row.get("gold"))
+    for answer in shown:
+        answer["disagrees"] = disagreements(answer, gold, shown)
     return {
         "id": f"{step_of(row)}-{place}",
         "line": row.get("line"),
@@ -99,14 +117,15 @@ def _group(row: Row, answers: list[Row], place: int) -> dict[str, Any]:
         "truncated": sum(answer["finish"] == "length" for answer in shown),
         "unread": sum(answer["extracted"] is None for answer in shown),
         "failed": sum(answer["failed"] is not None for answer in shown),
+        "disagreement": sum(bool(answer["disagrees"]) for answer in shown),
         "longest": max(answer["tokens"] or 0 for answer in shown),
         "messages": [_message(message) for message in messages] if isinstance(messages, list) else [],
-        "gold": _text(row.get("gold")),
+        "gold": gold,
         "answers": shown,
     }
 
 
-def _answer(row: Row) -> dict[str, Any]:
+def _answer(row: Row, *, traced: bool) -> dict[str, Any]:
     parts = row.get("parts")
     return {
         "text": _text(row.get("text")) or "",
@@ -116,8 +135,10 @@ def _answer(row: Row) -> dict[str, Any]:
         "parts": {str(name): number(part) for name, part in parts.items()} if isinstance(parts, dict) else {},
         "correct": row.get("correct") is True,
         "extracted": _text(row.get("extracted")),
+        "rule": _text(row.get("rule")),
         "failed": _text(row.get("failed")),
         "advantage": number(row.get("advantage")),
+        "trace": trace_of(row) if traced else None,
     }
 
 

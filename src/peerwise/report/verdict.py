@@ -7,49 +7,11 @@ same way; otherwise it says that they did not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from peerwise.evaluate.estimate import mean_interval, sign_test
-from peerwise.report.folder import Row, number
-
-_SAME = ("task", "split", "n", "samples", "temperature", "max_new_tokens", "stop", "settings", "seed")
-"""What two records must have in common for their problems to be the same, asked in the same way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """Accuracy after minus before over the same problems, as shares; `low` and `high` bound it with 95 %."""
-
-    difference: float
-    low: float
-    high: float
-    gained: int
-    lost: int
-    p: float
-    """Exact two-sided sign test over the problems that changed."""
-
-    @property
-    def beyond_chance(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
-
-
-def paired_gain(before: Row, after: Row) -> Gain | None:
-    """The gain by problem, from the two records' `right`; None when they cannot be compared in pairs.
-
-    The interval is the bootstrap's over problems, as in the run's own words at its end.
-    """
-    counts = _rights(before), _rights(after)
-    if any(before.get(key) != after.get(key) for key in _SAME) or len(counts[0]) != len(counts[1]):
-        return None
-    samples = number(before.get("samples")) or 1.0
-    changes = [(now - then) / samples for then, now in zip(*counts, strict=True)]
-    if not changes:
-        return None
-    mean, low, high = mean_interval(changes)
-    gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-    return Gain(mean, low, high, gained, lost, sign_test(gained, lost))
+from peerwise.evaluate.pairing import Gain, number, paired_gain
+from peerwise.report.folder import Row
+from peerwise.report.words import points, share
 
 
 def tasks_of(evals: Sequence[Row]) -> dict[str, list[Row]]:
@@ -112,37 +74,12 @@ def sentence(label: str, result: dict[str, Any]) -> str:
     return f"{told} Paired by problem: {points(gain)}; {gain['gained']} problems gained, {gain['lost']} lost."
 
 
-def share(value: float | None, bounds: Sequence[float] | None) -> str:
-    """A share as per cent with its interval.
-
-    >>> share(0.5, [0.25, 0.75])
-    '50.0 % [25.0, 75.0]'
-    """
-    if value is None:
-        return "not known"
-    return f"{100 * value:.1f} %" + (f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else "")
-
-
-def points(gain: dict[str, Any]) -> str:
-    """A gain in percentage points with its interval and its sign test."""
-    p = "p < 0.001" if gain["p"] < 0.001 else f"p = {gain['p']:.3f}"
-    bounds = f"[{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]"
-    return f"{100 * gain['difference']:+.1f} points {bounds}, sign test {p}"
-
-
 def _kind(gain: Gain | None, measured: int) -> str:
     if gain is None:
         return "once" if measured == 1 else "unpaired"
     if not gain.beyond_chance:
         return "unchanged"
     return "better" if gain.difference > 0 else "worse"
-
-
-def _rights(row: Row) -> list[int]:
-    right, samples = row.get("right"), number(row.get("samples")) or 1.0
-    if not isinstance(right, list) or not all(isinstance(count, int) and 0 <= count <= samples for count in right):
-        return []
-    return right
 
 
 def _plain(gain: Gain | None) -> dict[str, Any] | None:

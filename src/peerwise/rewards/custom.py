@@ -23,7 +23,7 @@ from peerwise.errors import RequestError, nearest
 from peerwise.records import Completion, Problem, Score
 from peerwise.rewards.calls import Calls, Failed
 from peerwise.rewards.failures import Failures
-from peerwise.rewards.math import judge
+from peerwise.rewards.math import Judgement, grade
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class _Given:
 
     problem: Problem
     completion: Completion
-    correct: bool
-    extracted: str | None
+    judgement: Judgement
 
 
 Parts = dict[str, float | None]
@@ -52,7 +51,7 @@ What could be changed is a copy: the other samples and the records of the run ar
 """
 _EITHER: dict[str, Callable[[_Given], object]] = {
     "tokens": lambda given: given.completion.token_ids,
-    "correct": lambda given: given.correct,
+    "correct": lambda given: given.judgement.right,
 }
 """Parameters that are called the same in both: one value, or a list of them."""
 _MANY = {f"{name}s": value for name, value in _ONE.items()}
@@ -120,7 +119,7 @@ class Own:
 
     def __call__(self, samples: Sequence[tuple[Problem, Completion]], *, step: int = 0) -> list[Score]:
         """One score for each sample, in their order. Raises RewardError when too many failed."""
-        givens = [_Given(p, c, *judge(c.text, p.answer, last_number=self._last_number)) for p, c in samples]
+        givens = [_Given(p, c, grade(c.text, p.answer, last_number=self._last_number)) for p, c in samples]
         self.failures.begin(len(givens))
         returned = self._returned(givens, step) if givens else []
         return [self._score(given, value) for given, value in zip(givens, returned, strict=True)]
@@ -142,12 +141,15 @@ class Own:
         return {name: step if name == STEP else values[name](given) for name in self._wanted}
 
     def _score(self, given: _Given, parts: Parts | Failed) -> Score:
+        judged, answer = given.judgement, given.judgement.extraction.answer
         if isinstance(parts, Failed):
             self.failures.add(given.problem.id, parts)
-            return Score(total=0.0, correct=given.correct, extracted=given.extracted, failed=parts.reason)
-        right = (parts["correct"] or 0.0) >= 1.0 if "correct" in parts else given.correct
+            return Score(total=0.0, correct=judged.right, extracted=answer, rule=judged.rule, failed=parts.reason)
+        own = "correct" in parts
+        right = (parts["correct"] or 0.0) >= 1.0 if own else judged.right
+        rule = f"{judged.extraction.rule}, own function" if own else judged.rule
         total = sum(number for number in parts.values() if number is not None)
-        return Score(total=float(total), correct=right, parts=parts, extracted=given.extracted)
+        return Score(total=float(total), correct=right, parts=parts, extracted=answer, rule=rule)
 
 
 def _one_each(value: object, *, count: int, read: Callable[[object], Parts | Failed]) -> list[Parts | Failed] | Failed:

@@ -30,6 +30,12 @@ class Judgement:
         """Whether the answer equals the gold."""
         return self.verdict.same
 
+    @property
+    def rule(self) -> str:
+        """The rule of extraction and that of comparison, as in "box, number"; the first alone without an answer."""
+        compared = "" if self.extraction.answer is None else f", {self.verdict.rule}"
+        return f"{self.extraction.rule}{compared}"
+
 
 def grade(
     text: str, gold: str, *, last_number: bool = True, truncated: bool = False, policy: Policy = DEFAULT

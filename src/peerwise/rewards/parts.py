@@ -37,6 +37,7 @@ class Judged:
     completion: Completion
     correct: bool
     extracted: str | None = None
+    rule: str | None = None
     longest: int | None = None
     """Tokens that an answer may have; `length` and `cosine` need it."""
     tests: float | None = None

@@ -110,6 +110,7 @@ def _score(code: str | None, outcome: Outcome | None, all_or_nothing: bool) -> S
             correct=False,
             parts={"correct": 0.0, "tests": None, "compiles": 0.0},
             extracted=code,
+            rule="none" if code is None else "program, compiling",
         )
     share = sum(outcome.passed) / len(outcome.passed)
     correct = all(outcome.passed)
@@ -118,4 +119,5 @@ def _score(code: str | None, outcome: Outcome | None, all_or_nothing: bool) -> S
         correct=correct,
         parts={"correct": float(correct), "tests": share, "compiles": 1.0},
         extracted=code,
+        rule="program, tests",
     )

@@ -18,7 +18,7 @@ import numpy as np
 from peerwise.errors import RequestError, RewardError, nearest
 from peerwise.records import Completion, Problem, Score
 from peerwise.rewards import custom, equal
-from peerwise.rewards.math import judge
+from peerwise.rewards.math import grade
 from peerwise.rewards.parts import LENGTH_PARTS, PARTS, Judged
 
 Sample = tuple[Problem, Completion]
@@ -124,11 +124,18 @@ class Rubric:
         if self.programs is not None:
             scores = self.programs(samples)
             return [self._with_tests(sample, score) for sample, score in zip(samples, scores, strict=True)]
-        verdicts = [judge(answer.text, problem.answer, last_number=self.last_number) for problem, answer in samples]
-        return [
-            Judged(problem=problem, completion=answer, correct=correct, extracted=extracted, longest=self.longest)
-            for (problem, answer), (correct, extracted) in zip(samples, verdicts, strict=True)
-        ]
+        return [self._read(problem, answer) for problem, answer in samples]
+
+    def _read(self, problem: Problem, answer: Completion) -> Judged:
+        found = grade(answer.text, problem.answer, last_number=self.last_number)
+        return Judged(
+            problem=problem,
+            completion=answer,
+            correct=found.right,
+            extracted=found.extraction.answer,
+            rule=found.rule,
+            longest=self.longest,
+        )
 
     def _with_tests(self, sample: Sample, score: Score) -> Judged:
         return Judged(
@@ -136,6 +143,7 @@ class Rubric:
             completion=sample[1],
             correct=score.correct,
             extracted=score.extracted,
+            rule=score.rule,
             longest=self.longest,
             tests=score.total,
             parts=score.parts,
@@ -197,10 +205,18 @@ def _complete(scorer: Scorer, samples: Sequence[Sample], step: int) -> list[Scor
 
 def _score(judged: Judged, weights: Mapping[str, float]) -> Score:
     if judged.failed is not None:
-        return Score(total=0.0, correct=judged.correct, extracted=judged.extracted, failed=judged.failed)
+        return Score(
+            total=0.0, correct=judged.correct, extracted=judged.extracted, rule=judged.rule, failed=judged.failed
+        )
     values = {name: PARTS[name].value(judged) for name in weights}
     total = sum(weights[name] * value for name, value in values.items() if value is not None)
-    return Score(total=total, correct=judged.correct, parts={**judged.parts, **values}, extracted=judged.extracted)
+    return Score(
+        total=total,
+        correct=judged.correct,
+        parts={**judged.parts, **values},
+        extracted=judged.extracted,
+        rule=judged.rule,
+    )
 
 
 def _values(weight: Weight) -> Sequence[float]:

@@ -26,3 +26,13 @@ function short(value) {
   if (value === null || value === undefined) return "–";
   return String(Number(value.toPrecision(4)));
 }
+
+async function loadPlotly() {
+  // The policy of the page lets run exactly this library, known by its hash.
+  document.head.append(element("script", {}, await unpacked("data-plotly")));
+}
+
+function tellFailure(error) {
+  const told = `The curves and samples cannot be shown: ${error.message}. A browser of 2023 or later is needed.`;
+  byId("content").prepend(element("p", { class: "note", role: "alert" }, told));
+}

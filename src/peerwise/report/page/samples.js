@@ -12,6 +12,7 @@ const KINDS = {
   truncated: (group) => group.truncated > 0,
   unread: (group) => group.unread > 0,
   failed: (group) => group.failed > 0,
+  disagreement: (group) => group.disagreement > 0,
 };
 
 const ORDERS = {
@@ -37,6 +38,13 @@ function applyFilters() {
   showPage(0);
 }
 
+function clearFilters() {
+  // The colour of tokens is no filter, so it stays.
+  byId("sample-controls").reset();
+  if (byId("colouring")) byId("colouring").value = tokens.by;
+  applyFilters();
+}
+
 function showPage(page) {
   const pages = Math.max(1, Math.ceil(sample.found.length / PAGE));
   sample.page = Math.min(Math.max(page, 0), pages - 1);
@@ -51,24 +59,39 @@ function showPage(page) {
   document.querySelector(".pager").hidden = pages === 1;
 }
 
-function longText(text) {
-  const block = element("pre", { dir: "auto" }, text.slice(0, SHOWN_AT_FIRST));
+const DISAGREEMENTS = {
+  paid: "wrong, and earned as much as a right answer of this group",
+  judged: "the same answer was judged otherwise in this group",
+  gold: "counted wrong, and its last line ends with the gold",
+};
+
+function longText(text, nodes = (shown) => [shown]) {
+  // `nodes` makes the content from the text that is shown.
+  const block = element("pre", { dir: "auto" }, ...nodes(text.slice(0, SHOWN_AT_FIRST)));
   if (text.length <= SHOWN_AT_FIRST) return [block];
   const more = element("button", { type: "button" }, `Show all ${text.length.toLocaleString("en")} characters`);
-  more.addEventListener("click", () => { block.textContent = text; more.remove(); });
+  more.addEventListener("click", () => { block.replaceChildren(...nodes(text)); more.remove(); });
   return [block, more];
 }
 
-function answerCard(answer) {
+function readBy(answer) {
+  const [found, compared] = (answer.rule ?? "").split(", ");
+  if (answer.extracted === null) return ["no answer read", ...(found && found !== "none" ? [" (", element("bdi", {}, found), ")"] : [])];
+  const read = ["read ", element("bdi", { class: "answer" }, answer.extracted.slice(0, 200))];
+  if (!found) return read;
+  return [...read, " (by ", element("bdi", {}, found), ...(compared ? ["; compared as ", element("bdi", {}, compared)] : []), ")"];
+}
+
+function answerCard(answer, trace) {
   const state = answer.failed !== null ? "failed" : answer.correct ? "right" : "wrong";
-  const read = answer.extracted === null ? ["no answer read"] : ["read ", element("bdi", { class: "answer" }, answer.extracted.slice(0, 200))];
   const ended = answer.finish === "length" ? "cut off at the limit" : `ended by ${answer.finish ?? "–"}`;
   const parts = Object.entries(answer.parts).flatMap(([name, value], at) => [at ? ", " : "", element("bdi", {}, name), ` ${short(value)}`]);
   const card = element("div", { class: `card ${state === "right" ? "right" : "wrong"}` },
-    element("p", {}, element("span", { class: "badge" }, state), ` advantage ${short(answer.advantage)}, reward ${short(answer.reward)}, `, ...read),
+    element("p", {}, element("span", { class: "badge" }, state), ` advantage ${short(answer.advantage)}, reward ${short(answer.reward)}, `, ...readBy(answer)),
     element("p", { class: "parts" }, `${short(answer.tokens)} tokens, ${ended}. `, ...(parts.length ? ["Parts: ", ...parts] : [])));
   if (answer.failed !== null) card.append(element("p", { class: "parts" }, "The reward failed: ", element("bdi", {}, answer.failed)));
-  card.append(...longText(answer.text));
+  if (answer.disagrees.length) card.append(element("p", { class: "warn" }, `Disagreement: ${answer.disagrees.map((kind) => DISAGREEMENTS[kind]).join("; ")}.`));
+  card.append(...(tokens.by && trace ? longText(answer.text, (shown) => tokenNodes(shown, trace, tokens.by)) : longText(answer.text)));
   return card;
 }
 
@@ -80,12 +103,12 @@ function groupCard(group) {
   const asked = group.messages.flatMap((message) => [element("p", { class: "note" }, element("bdi", {}, message.role ?? "")), ...longText(message.content ?? "")]);
   const gold = element("p", {}, "Gold: ", element("bdi", { class: "answer" }, (group.gold ?? "none").slice(0, 500)));
   return element("article", { id: `group-${group.id}`, tabindex: "-1" }, head, ...asked, gold,
-    element("div", { class: "answers" }, ...group.answers.map(answerCard)));
+    element("div", { class: "answers" }, ...group.answers.map((answer, place) => answerCard(answer, tokens.traces?.[group.id]?.[place]))));
 }
 
 function openStep(step) {
   if (!sample.all.length) return;
-  byId("sample-controls").reset();
+  clearFilters();
   byId("from").value = byId("to").value = step;
   applyFilters();
   byId("samples").scrollIntoView();
@@ -101,8 +124,7 @@ function openLinked() {
       byId("sample-status").textContent = `There is no group ${id} in this run.`;
       return;
     }
-    byId("sample-controls").reset();
-    applyFilters();
+    clearFilters();
     showPage(Math.floor(place / PAGE));
   }
   const shown = document.getElementById(`group-${id}`);
@@ -116,8 +138,12 @@ async function startSamples() {
   sample.all = JSON.parse(await unpacked("data-groups"));
   let waiting = 0;
   const soon = () => { clearTimeout(waiting); waiting = setTimeout(applyFilters, 150); };
-  controls.addEventListener("input", soon);
-  byId("clear").addEventListener("click", () => { controls.reset(); applyFilters(); });
+  controls.addEventListener("input", (event) => { if (event.target.id !== "colouring") soon(); });
+  byId("colouring")?.addEventListener("input", async (event) => {
+    await colourTokens(event.target.value);
+    showPage(sample.page);
+  });
+  byId("clear").addEventListener("click", clearFilters);
   controls.addEventListener("submit", (event) => event.preventDefault());
   byId("previous").addEventListener("click", () => showPage(sample.page - 1));
   byId("next").addEventListener("click", () => showPage(sample.page + 1));
