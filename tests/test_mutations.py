@@ -30,7 +30,9 @@ STAGE = "tests/train/test_grpo_stage.py::"
 TABLE = "tests/rewards/test_grading_table.py"
 OPTIONS = "tests/train/test_step_options.py::"
 LEAN = "tests/models/test_lean.py::test_the_lean_decoder_gives_the_hidden_states_of_the_modules[mistral]"
+KERNELS = "tests/models/test_kernels.py::test_attention_is_that_of_the_definition"
 ENDINGS = "tests/rollout/test_native_endings.py::"
+GRAPHS = "tests/rollout/test_graphs.py::"
 REPLAY = "tests/train/test_replay.py::"
 CURRICULUM = "tests/train/test_curriculum.py::"
 PAIRS = "tests/train/test_dpo_pairs.py::"
@@ -448,15 +450,15 @@ FAULTS = [
     Fault(
         "the entropy's gradient drops the temperature",
         "algo/logprob.py",
-        "(of_entropies[part] / temperature)",
-        "of_entropies[part]",
+        "for g in grads)",
+        "for g in (grads[0], None if grads[1] is None else grads[1] * head.temperature))",
         ENTROPIES,
     ),
     Fault(
         "the entropy's gradient lacks the entropy",
         "algo/logprob.py",
-        ".add_(entropies[part, None])",
-        "",
+        "(lnp + entropies)",
+        "lnp.clone()",
         ENTROPIES,
     ),
     Fault(
@@ -499,9 +501,9 @@ FAULTS = [
     ),
     Fault(
         "the sliding window is not kept",
-        "models/forward.py",
-        "self._masks(span, rule.window, q.device)",
-        "self._masks(span, None, q.device)",
+        "models/shared_prompt.py",
+        "if window is None else (distance >= 0) & (distance < window)",
+        "",
         "tests/models/test_forward.py::test_packed_gradients_are_those_of_one_row_for_each_answer[1-False-mistral]",
     ),
     Fault(
@@ -514,8 +516,8 @@ FAULTS = [
     Fault(
         "the gradient drops the temperature",
         "algo/logprob.py",
-        "(of_logprobs[part] / temperature)",
-        "grads[0][part]",
+        "g[part, None] / head.temperature",
+        "g[part, None]",
         "tests/algo/test_oracle.py::test_gradients_are_right_when_only_one_input_needs_them",
     ),
     # The step
@@ -530,7 +532,7 @@ FAULTS = [
         "a micro-batch's gradient replaces the one before",
         "train/step.py",
         "result.loss.backward()",
-        "self.optimizer.zero_grad()\n            result.loss.backward()",
+        "self.optimizer.zero_grad()\n                    result.loss.backward()",
         ACCUMULATION,
     ),
     Fault(
@@ -570,21 +572,21 @@ FAULTS = [
     ),
     Fault(
         "masked answers stay in the denominators",
-        "train/step.py",
+        "train/sequences.py",
         "token_weights(batch.counted[rows],",
         "(batch.counted[rows] > 0) * token_weights(batch.lengths[rows],",
         MASKED,
     ),
     Fault(
         "answers that ended are masked",
-        "train/step.py",
+        "train/sequences.py",
         'c.finish == "length"',
         'c.finish == "stop"',
         MASKED,
     ),
     Fault(
         "dropped groups stay in the denominators",
-        "train/step.py",
+        "train/sequences.py",
         'drop or (method.truncated == "mask"',
         '(method.truncated == "mask"',
         DROPPED,
@@ -592,13 +594,13 @@ FAULTS = [
     Fault(
         "the correction is against the policy of now",
         "train/step.py",
-        "correction=self._correction(rows, old, first=first)",
-        "correction=self._correction(rows, logprobs.detach(), first=first)",
+        "correction=self._correction(rows, old, metrics, first=first)",
+        "correction=self._correction(rows, logprobs.detach(), metrics, first=first)",
         OPTIONS + "test_the_correction_weighs_each_token_by_the_mismatch_before_the_update",
     ),
     Fault(
         "mini-batches share one denominator",
-        "train/step.py",
+        "train/sequences.py",
         "weights[rows] = token_weights(batch.counted[rows], method.aggregation, fixed_length=max_new_tokens)",
         "weights[rows] = token_weights(batch.counted, method.aggregation, fixed_length=max_new_tokens)[rows]",
         OPTIONS + "test_each_pass_covers_every_group_once_and_each_mini_batch_has_its_own_denominators",
@@ -625,6 +627,41 @@ FAULTS = [
         "cost.cumsum(0)",
         STAGE + "test_compared_with_the_batch_each_token_answers_for_the_divergence_from_its_place_on",
     ),
+    Fault(
+        "micro-batches of one update are as uneven as their budget leaves them",
+        "train/batch.py",
+        " or middle >= share * (full + 1)",
+        "",
+        "tests/train/test_batch.py::test_micro_batches_are_equally_large_where_groups_allow_it",
+    ),
+    Fault(
+        "what a failed attempt left behind stays in the gradient",
+        "train/budget.py",
+        "            forget()\n",
+        "",
+        "tests/train/test_budget.py::test_a_step_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not",
+    ),
+    Fault(
+        "a prompt's keys learn from its last answer alone",
+        "models/shared_prompt.py",
+        "found[:, :, : span.prompt].sum(0, keepdim=True)",
+        "found[-1:, :, : span.prompt]",
+        "tests/models/test_forward.py::test_packed_gradients_are_those_of_one_row_for_each_answer",
+    ),
+    Fault(
+        "a fused norm's gradient leaves out its mean",
+        "models/fused.py",
+        "of_normed.sub_(normed.mul_(mean))",
+        "of_normed",
+        "tests/models/test_fused.py::test_fused_blocks_have_the_values_and_gradients_of_the_models_own",
+    ),
+    Fault(
+        "a later tile's maximum does not rescale what came before",
+        "algo/logprob.py",
+        "self.total = self.total * rescale + total",
+        "self.total = self.total + total",
+        "tests/algo/test_oracle.py::test_chunked_logprobs_have_the_values_and_gradients_of_a_plain_log_softmax",
+    ),
     # The reference
     Fault(
         "the reference is the live policy",
@@ -650,6 +687,20 @@ FAULTS = [
         ENDINGS + "test_a_pad_token_that_is_no_end_token_is_a_token_like_any_other",
     ),
     Fault(
+        "answers of any weights are taken",
+        "rollout/vllm/translate.py",
+        "if set(answer.versions) != {label}:",
+        "if not answer.versions:",
+        "tests/rollout/test_vllm_servers.py::test_weights_of_somebody_else_are_never_sampled_from",
+    ),
+    Fault(
+        "adapters stay behind when weights are pushed",
+        "rollout/vllm/weights.py",
+        "merged_state(model) if lora_layers(model) else model.state_dict()",
+        "model.state_dict()",
+        "tests/rollout/test_vllm_weights.py::test_adapters_are_folded_in_under_the_models_own_names_and_dtype",
+    ),
+    Fault(
         "the lean decoder rotates the wrong way",
         "models/lean.py",
         "torch.cat([-first, second], dim=-1)",
@@ -662,6 +713,20 @@ FAULTS = [
         "AttentionRule(attention.scaling, window, None)",
         "AttentionRule(attention.scaling, None, None)",
         LEAN,
+    ),
+    Fault(
+        "a compiled decode step does not see its own token",
+        "models/kernels.c",
+        "lengths[row] + 1},",
+        "lengths[row]},",
+        KERNELS,
+    ),
+    Fault(
+        "the compiled window is one token too wide",
+        "models/kernels.c",
+        "position - window + 1",
+        "position - window",
+        KERNELS,
     ),
     # Programs
     Fault(
@@ -690,9 +755,23 @@ FAULTS = [
     Fault(
         "a branch sees beyond its answer",
         "rollout/native/attention.py",
-        "own <= self.lengths[:, None]",
-        "own <= self.lengths[:, None] + 1",
+        "own <= lengths\n",
+        "own <= lengths + 1\n",
         "tests/rollout/test_native.py::test_sampled_answers_of_uneven_length_have_the_trainers_logprobs[llama]",
+    ),
+    Fault(
+        "a recorded step writes where the one before did",
+        "rollout/native/graphs.py",
+        "at=lengths,",
+        "at=0,",
+        GRAPHS + "test_greedy_ids_of_recorded_operations_are_those_of_generate[llama]",
+    ),
+    Fault(
+        "a recorded step leaves out its own token when it begins a larger size",
+        "rollout/native/graphs.py",
+        "bucket(max(lengths) + 1,",
+        "bucket(max(lengths),",
+        GRAPHS + "test_answers_that_outgrow_the_first_size_are_those_of_generate[llama]",
     ),
     # Groups used again
     Fault(
@@ -711,7 +790,7 @@ FAULTS = [
     ),
     Fault(
         "an old group is compared with the policy of now",
-        "train/step.py",
+        "train/sequences.py",
         "batch.old = {row: batch.sampled[row] for row in range(batch.first_stale, len(lengths))}",
         "batch.old = {}",
         REPLAY + "test_old_groups_are_compared_with_what_their_sampler_said_and_fresh_ones_with_the_first_pass",
@@ -826,10 +905,32 @@ FAULTS = [
         "bad = None",
         "tests/tasks/test_files.py::test_a_few_rows_that_cannot_be_read_are_left_out_with_their_lines",
     ),
+    # What is shown while a run goes on
+    Fault(
+        "a trend is told within its error",
+        "metrics/draw.py",
+        "abs(difference) <= 2 * error",
+        "abs(difference) <= 0 * error",
+        "tests/metrics/test_draw.py",
+    ),
+    Fault(
+        "a watched run tells an evaluation before the step it follows",
+        "metrics/replay.py",
+        'yield row["global_step"], 2, partial',
+        'yield row["global_step"], -1, partial',
+        "tests/metrics/test_replay.py",
+    ),
+    Fault(
+        "trackers are told figures that are not finite",
+        "trackers/run.py",
+        "for name, value in values.items() if math.isfinite(value)",
+        "for name, value in values.items()",
+        "tests/trackers/test_trackers_of_a_run.py::test_what_happens_is_told_in_order_and_the_end_too",
+    ),
     # The report
     Fault(
         "the gain of a run is turned round",
-        "report/verdict.py",
+        "evaluate/pairing.py",
         "changes = [(now - then) / samples",
         "changes = [(then - now) / samples",
         "tests/report/test_report_verdict.py",
@@ -840,6 +941,41 @@ FAULTS = [
         'key=lambda answer: -(answer["advantage"] or 0.0)',
         'key=lambda answer: (answer["advantage"] or 0.0)',
         "tests/report/test_report_reading.py",
+    ),
+    Fault(
+        "a wrong answer must earn more than a right one to be at odds",
+        "report/disagreement.py",
+        "any(_earned(answer) >= _earned(other) for other in others)",
+        "any(_earned(answer) > _earned(other) for other in others)",
+        "tests/report/test_report_tokens.py::test_a_wrong_answer_that_earned_as_much_as_a_right_one_is_at_odds",
+    ),
+    Fault(
+        "the lengths of tokens in a page count code points",
+        "report/tokens.py",
+        'len(piece.encode("utf-16-le")) // 2',
+        "len(piece)",
+        "tests/report/test_report_tokens.py::test_lengths_follow_a_text_in_which_characters_are_spelled_out",
+    ),
+    Fault(
+        "the band of several runs has no upper edge",
+        "report/overlay.py",
+        "_combined(steps, members, max)",
+        "_combined(steps, members, min)",
+        "tests/report/test_report_comparison.py::test_several_runs_are_their_mean_with_a_band_as_far_as_each_got",
+    ),
+    Fault(
+        "a loss of one seed counts as a gain",
+        "evaluate/compare.py",
+        "gains.setdefault(task, []).append(gain.difference)",
+        "gains.setdefault(task, []).append(abs(gain.difference))",
+        "tests/evaluate/test_compare.py::test_recipes_with_several_seeds_are_compared_seed_by_seed",
+    ),
+    Fault(
+        "a leading blank belongs to no token",
+        "train/trace.py",
+        "found = text.find(piece, at, at + len(piece) + 1)",
+        "found = text.find(piece, at, at + len(piece))",
+        "tests/train/test_trace.py::test_each_token_has_its_characters",
     ),
     Fault(
         "a text of a run is markup in the page",

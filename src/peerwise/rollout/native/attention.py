@@ -10,7 +10,9 @@ a prompt, T room for an answer, D head size.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
 import numpy as np
@@ -65,42 +67,76 @@ def _shared(prompts: Sequence[tuple[int, ...]]) -> int:
     return shared if shared >= MIN_SHARED else 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the branches of a decode step lie, as integers on the device.
+
+    groups: [n] each branch's place among the prompts; lengths: [n] answer tokens already in the cache; prompt_lengths:
+    [g]; members: [g * W] the branches of each group (0 where there are fewer), and place: [n] where each branch stands
+    in that list, both None when the branches lie in that order anyway; width: W; at: where in its answer each branch
+    writes, one number when all are in step, which makes it a plain copy; room: answer tokens that are read.
+    """
+
+    groups: Tensor
+    lengths: Tensor
+    prompt_lengths: Tensor
+    members: Tensor | None
+    place: Tensor | None
+    width: int
+    at: int | Tensor
+    room: int
+
+
+def layout_of(groups: Sequence[int], lengths: Sequence[int], cache: Cache, device: torch.device) -> Layout:
+    """The layout of a step that is computed once, no larger than its branches need."""
+    width = max(Counter(groups).values())
+    members, place = by_group(groups, len(cache.prompt_lengths), width)
+    in_order = members == list(range(len(groups)))
+    on_device = torch.tensor(lengths, device=device)
+    return Layout(
+        groups=torch.tensor(groups, device=device),
+        lengths=on_device,
+        prompt_lengths=torch.tensor(cache.prompt_lengths, device=device),
+        members=None if in_order else torch.tensor(members, device=device),
+        place=None if in_order else torch.tensor(place, device=device),
+        width=width,
+        at=lengths[0] if len(set(lengths)) == 1 else on_device,
+        room=cache.answers.room,
+    )
+
+
+def by_group(groups: Sequence[int], places: int, width: int) -> tuple[list[int], list[int]]:
+    """`members` and `place` of a layout for `places` groups of up to `width` branches."""
+    members, taken = [0] * (places * width), [0] * places
+    place: list[int] = []
+    for branch, group in enumerate(groups):
+        place.append(group * width + taken[group])
+        members[place[-1]] = branch
+        taken[group] += 1
+    return members, place
+
+
 class DecodePlan(AttentionPlan):
     """One new token for each branch: it sees its group's prompt and its own answer.
 
     In torch, products run over the whole room of the cache, not over the part in use: a slice of it is not dense, and
-    the matrix library would copy it on every call. What lies beyond a branch's length is masked.
+    a CPU's matrix library would copy it on every call. What lies beyond a branch's length is masked.
     """
 
-    def __init__(self, groups: Sequence[int], lengths: Sequence[int], cache: Cache, device: torch.device) -> None:
-        """groups: [n] each branch's place among the prompts; lengths: [n] answer tokens already in the cache."""
-        self.cache = cache
-        self.lengths = torch.tensor(lengths, device=device)
-        # One number when all branches are in step, which makes writing to the cache a plain copy.
-        self.at: int | Tensor = lengths[0] if len(set(lengths)) == 1 else self.lengths
-        self.prompt_lengths = torch.tensor(cache.prompt_lengths, device=device)
-        self.groups = torch.tensor(groups, device=device)
-        members: list[list[int]] = [[] for _ in cache.prompt_lengths]
-        place = []
-        for branch, group in enumerate(groups):
-            place.append((group, len(members[group])))
-            members[group].append(branch)
-        self.width = max(map(len, members))
-        # [g * W] the branches of each group (0 where there are fewer), and [n] where each branch stands in that list;
-        # both None when the branches lie in that order anyway.
-        self.members: Tensor | None = None
-        self.place: Tensor | None = None
-        order = [branch for row in members for branch in row + [0] * (self.width - len(row))]
-        if order != list(range(len(groups))):
-            self.members = torch.tensor(order, device=device)
-            self.place = torch.tensor([g * self.width + w for g, w in place], device=device)
+    def __init__(self, layout: Layout, cache: Cache) -> None:
+        self.layout, self.cache = layout, cache
         self._masks: dict[int | None, Tensor] = {}
         self._compiled: tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
 
     @property
+    def before(self) -> Tensor:
+        """[n] tokens of each branch's prompt."""
+        return self.layout.prompt_lengths[self.layout.groups]
+
+    @property
     def positions(self) -> Tensor:
         """[n] position of the token that this step computes."""
-        return self.prompt_lengths[self.groups] + self.lengths
+        return self.before + self.layout.lengths
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
         """[1, H, n, D] -> [1, H, n, D]."""
@@ -108,7 +144,8 @@ class DecodePlan(AttentionPlan):
         if kernels is None:
             return self._attend(layer, q, k, v, rule)
         if self._compiled is None:
-            rows = self.groups, torch.arange(len(self.groups)), self.prompt_lengths[self.groups], self.lengths
+            groups, lengths = self.layout.groups, self.layout.lengths
+            rows = groups, torch.arange(len(groups)), self.before, lengths
             self._compiled = rows, kernels.scratch(self.cache.prompts.room + self.cache.answers.room, q.shape[3])
         rows, scratch = self._compiled
         prompts, answers = self.cache.prompts, self.cache.answers
@@ -126,15 +163,16 @@ class DecodePlan(AttentionPlan):
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
         """In torch."""
-        own_k, own_v = write_tokens(self.cache.answers, layer, self.at, k, v)
+        own_k, own_v = write_tokens(self.cache.answers, layer, self.layout.at, k, v)
+        own_k, own_v = (own[: k.shape[2], :, : self.layout.room] for own in (own_k, own_v))
         n, heads, kv_heads = q.shape[2], q.shape[1], k.shape[1]
-        g, p = len(self.prompt_lengths), self.cache.prompts.room
+        g, p = len(self.layout.prompt_lengths), self.cache.prompts.room
         prompt_k, prompt_v = self.cache.prompts.k[layer][:g], self.cache.prompts.v[layer][:g]
         query = q[0].transpose(0, 1).reshape(n, kv_heads, heads // kv_heads, q.shape[3])  # [n, K, R, D]
         scores = torch.cat(
             [
                 self._to_branches(self._to_groups(query) @ prompt_k.transpose(2, 3), query),
-                query @ own_k[:n].transpose(2, 3),
+                query @ own_k.transpose(2, 3),
             ],
             dim=-1,
         )  # [n, K, R, P + T]
@@ -145,35 +183,34 @@ class DecodePlan(AttentionPlan):
             scores = torch.tanh(scores.float() * (rule.scale / rule.softcap)) * rule.softcap + mask
         weights = scores.softmax(-1).to(v.dtype)
         out = self._to_branches(self._to_groups(weights[..., :p]) @ prompt_v, query)
-        out = out + weights[..., p:] @ own_v[:n]
+        out = out + weights[..., p:] @ own_v
         return out.reshape(1, n, heads, v.shape[3]).transpose(1, 2)
 
     def _to_groups(self, x: Tensor) -> Tensor:
         """[n, K, R, S] -> [g, K, W * R, S]: the branches of each group side by side."""
-        if self.members is not None:
-            x = x.index_select(0, self.members)
-        return x.view(-1, self.width, *x.shape[1:]).transpose(1, 2).flatten(2, 3)
+        if self.layout.members is not None:
+            x = x.index_select(0, self.layout.members)
+        return x.view(-1, self.layout.width, *x.shape[1:]).transpose(1, 2).flatten(2, 3)
 
     def _to_branches(self, x: Tensor, like: Tensor) -> Tensor:
         """[g, K, W * R, S] -> [n, K, R, S], undoing `_to_groups`."""
         kv_heads, repeat = like.shape[1], like.shape[2]
-        apart = x.view(len(x), kv_heads, self.width, repeat, -1).transpose(1, 2).flatten(0, 1)
-        return apart if self.place is None else apart.index_select(0, self.place)
+        apart = x.view(len(x), kv_heads, self.layout.width, repeat, -1).transpose(1, 2).flatten(0, 1)
+        return apart if self.layout.place is None else apart.index_select(0, self.layout.place)
 
     def _mask(self, window: int | None) -> Tensor:
         """[n, 1, 1, P + T] float32: 0 where the branch may look, -inf elsewhere; the same for all layers."""
         if window not in self._masks:
-            device = self.lengths.device
-            prompt = torch.arange(self.cache.prompts.room, device=device)
-            own = torch.arange(self.cache.answers.room, device=device)
-            of_branch = self.prompt_lengths[self.groups][:, None]
-            seen_prompt, seen_own = prompt < of_branch, own <= self.lengths[:, None]
+            lengths, of_branch = self.layout.lengths[:, None], self.before[:, None]
+            prompt = torch.arange(self.cache.prompts.room, device=lengths.device)
+            own = torch.arange(self.layout.room, device=lengths.device)
+            seen_prompt, seen_own = prompt < of_branch, own <= lengths
             if window is not None:
-                here = self.positions[:, None]
+                here = of_branch + lengths
                 seen_prompt = seen_prompt & (here - prompt < window)
                 seen_own = seen_own & (here - (of_branch + own) < window)
             seen = torch.cat([seen_prompt, seen_own], dim=1)
-            mask = torch.zeros(seen.shape, device=device).masked_fill(~seen, float("-inf"))
+            mask = torch.zeros(seen.shape, device=lengths.device).masked_fill(~seen, float("-inf"))
             self._masks[window] = mask[:, None, None]
         return self._masks[window]
 

@@ -38,6 +38,11 @@ class Store:
                 store[layer] = like.new_zeros(self.places, like.shape[1], self.room, like.shape[3])
         return self.k[layer], self.v[layer]
 
+    def prepare(self, like: Store) -> None:
+        """Make the tensors of every layer that `like` has, with its heads and sizes."""
+        for layer in like.k:
+            self.layer(layer, like.k[layer], like.v[layer])
+
     def move(self, moves: Moves, used: int) -> None:
         """Copy the first `used` tokens of some places to others."""
         if not moves:
@@ -60,11 +65,16 @@ class Store:
 
 
 class Cache:
-    """The prompts of the groups in use and the answers of the branches in use."""
+    """The prompts of the groups in use and the answers of the branches in use.
 
-    def __init__(self, *, groups: int, branches: int, longest_prompt: int, max_new_tokens: int) -> None:
+    With `fixed` there is room for the longest answer from the start, so that no tensor ever changes its address.
+    """
+
+    def __init__(
+        self, *, groups: int, branches: int, longest_prompt: int, max_new_tokens: int, fixed: bool = False
+    ) -> None:
         self.prompts = Store(groups, longest_prompt)
-        self.answers = Store(branches, min(GROWTH, max_new_tokens))
+        self.answers = Store(branches, max_new_tokens if fixed else min(GROWTH, max_new_tokens))
         self.prompt_lengths: list[int] = []
         self.max_new_tokens = max_new_tokens
 

@@ -28,8 +28,9 @@ from peerwise.rollout.base import (
     completion,
     uniforms,
 )
-from peerwise.rollout.native.attention import DecodePlan, PrefillPlan
+from peerwise.rollout.native.attention import DecodePlan, PrefillPlan, layout_of
 from peerwise.rollout.native.cache import Cache
+from peerwise.rollout.native.graphs import Graphs, Recorder, cuda_recorder, no_recorder, upload
 from peerwise.rollout.native.memory import cache_bytes, spare_bytes, token_bytes
 from peerwise.rollout.native.sampler import draw
 from peerwise.rollout.native.scheduler import Branch, Scheduler
@@ -45,6 +46,7 @@ class NativeEngine(Generator):
         max_branches: answers decoded side by side, fewer where memory does not hold so many.
         prefill_tokens: prompt tokens computed in one forward call.
         memory_bytes: what the cache may grow to; None takes what is free when an answer is asked for.
+        recorder: gives what records decode steps on a device, or None where they are computed one by one.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class NativeEngine(Generator):
         max_branches: int = 64,
         prefill_tokens: int = 4096,
         memory_bytes: int | None = None,
+        recorder: Callable[[torch.device], Recorder | None] = cuda_recorder,
     ) -> None:
         self.model, self.decode, self.end_ids = model, decode, end_ids
         self.max_branches, self.prefill_tokens, self.memory_bytes = max_branches, prefill_tokens, memory_bytes
+        self.recorder = recorder
 
     def side_by_side(self, *, prompts: int, longest_prompt: int, max_new_tokens: int) -> tuple[int, int]:
         """How many answers can be decoded at one time, and the bytes that their cache grows to at most.
@@ -128,13 +132,17 @@ class _Generation:
             prompts=len(requests), longest_prompt=longest, max_new_tokens=params.max_new_tokens
         )
         branches = min(fitting, total)
+        recorder = engine.recorder(self.model.device)
         self.scheduler = Scheduler([len(r.keys) for r in requests], branches)
         self.cache = Cache(
             groups=min(branches, len(requests)),
             branches=branches,
             longest_prompt=longest,
             max_new_tokens=params.max_new_tokens,
+            fixed=recorder is not None,
         )
+        most = max((len(r.keys) for r in requests), default=0)
+        self.graphs = None if recorder is None else Graphs(decoder, self.cache, recorder, self.model.device, most)
         self.results: list[list[Completion | None]] = [[None] * len(r.keys) for r in requests]
         self.first: dict[int, Tensor] = {}  # request -> hidden state that predicts its answers' first token
         self.uniforms = np.empty((branches, params.max_new_tokens))
@@ -178,25 +186,27 @@ class _Generation:
 
     def _decode(self) -> Tensor:
         """[n, hidden]: run the last token of every active branch through the model."""
-        active = self.scheduler.active
+        active, device = self.scheduler.active, self.model.device
+        ids = [branch.token_ids[-1] for branch in active]
+        groups = [branch.group for branch in active]
         lengths = [len(branch.token_ids) - 1 for branch in active]
         self.cache.make_room(max(lengths) + 1, len(active))
-        plan = DecodePlan([branch.group for branch in active], lengths, self.cache, self.model.device)
-        ids = torch.tensor([branch.token_ids[-1] for branch in active], device=self.model.device)
-        return self.decoder(ids, plan.positions, plan)
+        if self.graphs is not None:
+            hidden = self.graphs.decode(ids, groups, lengths)
+            if hidden is not None:
+                return hidden
+            self.graphs, self.engine.recorder = None, no_recorder
+        plan = DecodePlan(layout_of(groups, lengths, self.cache, device), self.cache)
+        return self.decoder(torch.tensor(ids, device=device), plan.positions, plan)
 
     def _draw(self, hidden: Tensor) -> None:
         """Append one token to every active branch and say which of them end."""
-        if not bool(torch.isfinite(hidden).all()):
-            raise TrainingError(
-                "the model's hidden states are not finite, so nothing can be drawn from it: its weights have run away. "
-                "Go back to an earlier checkpoint and lower the learning rate"
-            )
         active, params = self.scheduler.active, self.params
         steps = [len(branch.token_ids) for branch in active]
-        points = torch.from_numpy(self.uniforms[np.arange(len(active)), steps]).to(hidden.device)
+        finite = hidden.isfinite().all(-1)
         logits = adjusted(
-            self.head.logits(hidden),
+            # Numbers to draw from also where there are none: they are refused with what comes back below.
+            self.head.logits(hidden.masked_fill(~finite[:, None], 0.0)),
             [self.requests[branch.request].prompt_ids for branch in active],
             [branch.token_ids for branch in active],
             params,
@@ -204,21 +214,31 @@ class _Generation:
         )
         tokens, logprobs = draw(
             logits,
-            points,
+            upload(self.uniforms[np.arange(len(active)), steps], hidden.device),
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
             min_p=params.min_p,
         )
-        for branch, token, logprob in zip(active, tokens.tolist(), logprobs.tolist(), strict=True):
-            branch.token_ids.append(token)
-            branch.logprobs.append(logprob)
-            if token in self.engine.end_ids or self._stopped(branch):
-                branch.finish = "stop"
-            elif len(branch.token_ids) >= params.max_new_tokens:
-                branch.finish = "length"
-            if self.on_token is not None:
-                self.on_token(branch.token_ids)
+        # The one copy to the host that waits for the step: whether an answer ends is decided here.
+        drawn = torch.stack([tokens.double(), logprobs.double(), finite.double()]).cpu()
+        if not drawn[2].all():
+            raise TrainingError(
+                "the model's hidden states are not finite, so nothing can be drawn from it: its weights have run away. "
+                "Go back to an earlier checkpoint and lower the learning rate"
+            )
+        for branch, token, logprob in zip(active, drawn[0].long().tolist(), drawn[1].tolist(), strict=True):
+            self._append(branch, token, logprob)
+
+    def _append(self, branch: Branch, token: int, logprob: float) -> None:
+        branch.token_ids.append(token)
+        branch.logprobs.append(logprob)
+        if token in self.engine.end_ids or self._stopped(branch):
+            branch.finish = "stop"
+        elif len(branch.token_ids) >= self.params.max_new_tokens:
+            branch.finish = "length"
+        if self.on_token is not None:
+            self.on_token(branch.token_ids)
 
     def _stopped(self, branch: Branch) -> bool:
         """Whether a stop text has just appeared. A character may take four tokens (its bytes), never more."""
