@@ -83,6 +83,8 @@ def transformers(folder: str, dtype: str) -> Draw:
 def vllm(folder: str, dtype: str) -> Draw:
     """vLLM's own offline engine. Its prefix cache is emptied before each draw, as new weights would empty it."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+    # By default it keeps a core for a server's front end, which sleeps here.
+    os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
     import vllm as library
 
     llm = library.LLM(folder, dtype=dtype, max_model_len=2048, max_num_seqs=256, seed=0, disable_log_stats=True)

@@ -7,6 +7,7 @@
      │    ├── ModelError          a model: unknown name, broken folder, context too short, not supported
      │    └── RunFolderError      a run folder: exists already, is not a run, cannot be resumed
      ├── RewardError              a reward function raised or returned something that is not a score
+     ├── EngineError              a sampling engine outside our code: not reachable, died, answers what was not asked
      ├── TrainingError            the run cannot go on: non-finite numbers several steps in a row
      └── CheckpointError          a checkpoint could not be written or read; the last good one is untouched
 
@@ -50,6 +51,10 @@ class RunFolderError(RequestError):
 
 class RewardError(PeerwiseError):
     """A reward function raised, or returned something that is not a score."""
+
+
+class EngineError(PeerwiseError):
+    """A sampling engine that is not ours cannot be reached, died, or answers something else than was asked."""
 
 
 class TrainingError(PeerwiseError):

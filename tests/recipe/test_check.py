@@ -127,6 +127,7 @@ def test_your_own_reward_is_accepted_by_its_form():
         ("--optimizer.micro-batch-tokens 1279",
          "optimizer.micro_batch_tokens: 1279 is less than the longest row, 1024 + 256"),
         ("--rollout.max-new-tokens 31", "rollout.max_new_tokens: 31 tokens leave little room"),
+        ("--model.offload-activations --model.device cpu", "model.offload_activations: a CPU has nowhere else"),
         ("--algorithm.kl-coefficient 0.01", "algorithm.kl_coefficient: 0.01 without LoRA keeps a frozen reference: "
          "memory for one more copy of the weights"),
         ("--task.path x", "task.path: task 'arithmetic' does not use it"),

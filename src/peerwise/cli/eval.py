@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     """
     options = _parser().parse_args(argv)
     keep_freed_memory()
-    from peerwise.evaluate.run import measure
+    from peerwise.evaluate.run import make_generator, measure
     from peerwise.evaluate.task import scorer_of
     from peerwise.metrics.console import Console
     from peerwise.models.load import load
@@ -58,6 +58,7 @@ def run(argv: Sequence[str]) -> int:
             task,
             settings,
             rollout,
+            generator=make_generator(policy, rollout),
             split=options.split or "test",
             seed=options.seed,
             console=console,

@@ -132,18 +132,7 @@ def _shape(recipe: Recipe) -> tuple[ModelShape | None, str | None]:
         return None, f"model {model.path!r}: its configuration cannot be read, so memory is left out ({reason})"
     text = config.get_text_config()
     try:
-        shape = ModelShape(
-            parameters=sum(parameter.numel() for parameter in empty.parameters()),
-            hidden=text.hidden_size,
-            layers=text.num_hidden_layers,
-            heads=text.num_attention_heads,
-            kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-            head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
-            vocab=text.vocab_size,
-            intermediate=text.intermediate_size,
-            context=text.max_position_embeddings,
-            tied=bool(text.tie_word_embeddings),
-        )
+        shape = ModelShape.of(text, parameters=sum(parameter.numel() for parameter in empty.parameters()))
     except AttributeError as error:
         return None, f"model {model.path!r}: its configuration lacks a size, so memory is left out ({error})"
     return shape, None

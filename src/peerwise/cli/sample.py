@@ -12,7 +12,7 @@ from peerwise.cli.model import model_of
 from peerwise.cli.process import keep_freed_memory
 from peerwise.cli.words import Parser, from_0_to_1, not_negative, positive, share, whole
 from peerwise.errors import RequestError
-from peerwise.metrics.console import printable
+from peerwise.metrics.text import printable
 
 if TYPE_CHECKING:
     from peerwise.records import Message

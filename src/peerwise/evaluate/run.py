@@ -90,6 +90,7 @@ def measure(
     settings: Evaluation,
     rollout: Rollout,
     *,
+    generator: Generator,
     split: str,
     seed: int,
     console: Console,
@@ -104,7 +105,7 @@ def measure(
         stop=tuple(rollout.stop),
     )
     groups = answer(
-        make_generator(policy, rollout),
+        generator,
         problems,
         scorer_for,
         policy.prompt_ids,
@@ -130,8 +131,12 @@ def measure(
 
 
 def make_generator(policy: Policy, rollout: Rollout) -> Generator:
-    """The engine that the settings name, on this policy."""
-    engine = NativeEngine if rollout.engine == "native" else TransformersGenerator
+    """The engine that the settings name, on this policy's own model."""
+    engines: dict[str, type[NativeEngine] | type[TransformersGenerator]] = {
+        "native": NativeEngine,
+        "transformers": TransformersGenerator,
+    }
+    engine = engines[rollout.engine]
     return engine(policy.model, decode=policy.decode, end_ids=policy.end_ids, max_branches=rollout.max_branches)
 
 

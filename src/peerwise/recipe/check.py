@@ -6,6 +6,7 @@ Judges a resolved recipe alone: no file is opened and no model or data set is lo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 from peerwise.algo.presets import PRESETS, Method
@@ -16,7 +17,7 @@ from peerwise.recipe.finding import unknown as _unknown
 from peerwise.recipe.finding import warning as _warning
 from peerwise.recipe.method import compares_groups, method_of, samples
 from peerwise.recipe.overrides import STAGE_NAME
-from peerwise.recipe.schema import METHOD_SECTIONS, Algorithm, Critic, Curriculum, Recipe, Stage, Task
+from peerwise.recipe.schema import METHOD_SECTIONS, Algorithm, Critic, Curriculum, Recipe, Stage, Task, Vllm
 
 TASKS = ("arithmetic", "gsm8k", "math", "files", "reasoning-gym", "mbpp", "humaneval", "programs")
 PROGRAM_TASKS = ("mbpp", "humaneval", "programs")
@@ -70,13 +71,40 @@ def _run_rules(recipe: Recipe) -> Iterator[Finding]:
             yield Finding(f"stage: {twin!r} and {name!r} would share a flag or a folder; rename one")
     if model.lora_alpha is not None and model.lora_rank == 0:
         yield Finding("model.lora_alpha: has no effect while model.lora_rank is 0; set the rank or leave it out")
+    if model.offload_activations and model.device == "cpu":
+        yield _warning("model.offload_activations: a CPU has nowhere else to keep them; the copies only cost time")
     if evaluation.patience and not evaluation.every:
         yield Finding("evaluation.patience: stages are evaluated only at their end; set evaluation.every above 0")
+    yield from _vllm_rules(recipe)
     if evaluation.samples > 1 and evaluation.temperature == 0:
         yield Finding(
             f"evaluation.samples: {evaluation.samples} greedy answers are all the same; "
             "set evaluation.temperature above 0 or samples to 1"
         )
+
+
+def _vllm_rules(recipe: Recipe) -> Iterator[Finding]:
+    """Settings of vLLM against the engines that the stages name."""
+    vllm, evaluation = recipe.vllm, recipe.evaluation
+    engines = {stage.rollout.engine for stage in recipe.stage.values()}
+    if not engines & {"vllm-server", "vllm"}:
+        if vllm != Vllm():
+            yield _warning("vllm: no stage samples with it; set rollout.engine = 'vllm-server' or 'vllm'")
+        return
+    if {"vllm-server", "vllm"} <= engines:
+        yield Finding("rollout.engine: stages name both 'vllm-server' and 'vllm'; a run has one of them")
+    if "vllm-server" in engines and not vllm.urls:
+        yield Finding("vllm.urls: 'vllm-server' needs the URL of at least one server, such as http://127.0.0.1:8000")
+    for url in vllm.urls:
+        if not re.fullmatch(r"https?://[^/\s?#]+/?", url):
+            yield Finding(f"vllm.urls: got {url!r}, expected http://HOST:PORT")
+    if len({url.rstrip("/") for url in vllm.urls}) < len(vllm.urls):
+        yield Finding("vllm.urls: a server is named twice")
+    only_for = {"nccl": "vllm-server", "ipc": "vllm"}.get(vllm.transfer)
+    if only_for is not None and only_for not in engines:
+        yield Finding(f"vllm.transfer: {vllm.transfer!r} is for rollout.engine = {only_for!r}; take 'files'")
+    if evaluation.min_p > 0 and evaluation.top_p < 1 and evaluation.temperature > 0:
+        yield Finding("evaluation.min_p: vLLM applies it before top_p, other engines after it; set one of them")
 
 
 def _mixture_rules(tasks: list[Task]) -> Iterator[Finding]:
@@ -185,7 +213,7 @@ def _optimizer_rules(recipe: Recipe, name: str, stage: Stage) -> Iterator[Findin
             f"{stage.steps} steps; the rate never reaches its peak"
         )
     longest = rollout.max_prompt_tokens + rollout.max_new_tokens
-    if optimizer.micro_batch_tokens < longest:
+    if optimizer.micro_batch_tokens != "auto" and optimizer.micro_batch_tokens < longest:
         yield _warning(
             f"{_key(recipe, name, 'optimizer', 'micro_batch_tokens')}: {optimizer.micro_batch_tokens} is less than the "
             f"longest row, {rollout.max_prompt_tokens} + {rollout.max_new_tokens} tokens; such a row is taken alone "

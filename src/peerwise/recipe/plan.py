@@ -9,34 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from peerwise.recipe.check import uniform_share
-from peerwise.recipe.method import has_critic, keeps_reference, largest_group, problems_per_step, samples, with_steps
+from peerwise.recipe.memory import ASSUMED_TOKENS, Term, memory
+from peerwise.recipe.method import largest_group, problems_per_step, samples, with_steps
 from peerwise.recipe.schema import Recipe, Stage
 from peerwise.recipe.shape import SHAPES, ModelShape
 
 __all__ = ["SHAPES", "ModelShape", "Plan", "StagePlan", "Term", "plan", "render", "to_json"]
 
-LOGIT_CHUNK = 1024
-"""Tokens whose logits exist at one time in training: the default of `algo.logprob.selected_logprobs`."""
 SUCCESS_RATES = (0.1, 0.3, 0.5)
-
-Phase = Literal["always", "sampling", "evaluation", "training"]
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One named part of the memory estimate.
-
-    Example:
-        Term("weights", 269_030_016, "always")
-    """
-
-    name: str
-    bytes: int
-    phase: Phase
-    """When it is held; sampling, evaluation and training never overlap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +88,11 @@ def plan(
         recipe = with_steps(recipe, num_problems)
     dtype = "bfloat16" if recipe.model.dtype == "auto" else recipe.model.dtype
     notes = ["bfloat16 is assumed for model.dtype = 'auto'"] if recipe.model.dtype == "auto" else []
+    notes += [
+        f"stage {name}: {ASSUMED_TOKENS} tokens are assumed for optimizer.micro_batch_tokens = 'auto'"
+        for name, stage in recipe.stage.items()
+        if stage.optimizer.micro_batch_tokens == "auto"
+    ]
     notes += [f"stage {name}: its epochs become steps once the number of problems is known" for name in unknown]
     for name, stage in recipe.stage.items():
         longest = stage.rollout.max_prompt_tokens + stage.rollout.max_new_tokens
@@ -156,72 +144,9 @@ def _stage(
         epochs=stage.steps * prompts / num_problems if num_problems else None,
         tokens_per_update=completions * rollout.max_new_tokens,
         informative_share=shares if sampled else {},
-        memory=_memory(recipe, stage, shape, 2 if dtype == "bfloat16" else 4) if shape else (),
+        memory=memory(recipe, stage, shape, 2 if dtype == "bfloat16" else 4) if shape else (),
         seconds=stage.steps * seconds if seconds is not None else None,
     )
-
-
-def _memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tuple[Term, ...]:
-    """The terms of one stage; `width` is the bytes of a number in the compute dtype."""
-    lora = recipe.model.lora_rank > 0
-    trained = shape.lora_parameters(recipe.model.lora_rank) if lora else shape.parameters
-    critic = shape.parameters if has_critic(stage) and stage.critic.trunk == "own" else 0
-    terms = [
-        Term("value network with masters and moments", (width + 8 + (4 if width < 4 else 0)) * critic, "always"),
-        Term("weights", width * (shape.parameters + (trained if lora else 0)), "always"),
-        Term("float32 master weights", 4 * trained if width < 4 else 0, "always"),
-        Term("two moments of the optimizer", 8 * trained, "always"),
-        Term(
-            "reference copy of the weights",
-            width * shape.parameters if not lora and keeps_reference(stage) else 0,
-            "always",
-        ),
-        Term(
-            "keys and values while sampling", _sampling_cache(stage, shape, width) if samples(stage) else 0, "sampling"
-        ),
-        Term("keys and values while evaluating", _evaluation_cache(recipe, stage, shape, width), "evaluation"),
-        # In float32 the gradients of the micro-batches add up in place.
-        Term("gradients of a micro-batch", width * trained if width < 4 else 0, "training"),
-        Term("float32 gradient sum", 4 * trained, "training"),
-        Term("activations of a micro-batch", _activations(recipe, stage, shape, width), "training"),
-        Term("logits of a chunk", _logits(stage, shape, trains_head=not lora), "training"),
-    ]
-    return tuple(term for term in terms if term.bytes)
-
-
-def _sampling_cache(stage: Stage, shape: ModelShape, width: int) -> int:
-    """Each prompt once for its group, each answer being decoded on its own; a group may have one answer left."""
-    rollout = stage.rollout
-    branches = min(rollout.max_branches, rollout.problems * largest_group(rollout))
-    tokens = min(rollout.problems, branches) * rollout.max_prompt_tokens + branches * rollout.max_new_tokens
-    return width * shape.cached_elements() * tokens
-
-
-def _evaluation_cache(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> int:
-    rollout, evaluation = stage.rollout, recipe.evaluation
-    branches = rollout.max_branches
-    if evaluation.problems is not None:
-        branches = min(branches, evaluation.problems * evaluation.samples * len(recipe.tasks))
-    longest = rollout.max_prompt_tokens + (evaluation.max_new_tokens or rollout.max_new_tokens)
-    return width * shape.cached_elements() * branches * longest
-
-
-def _activations(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> int:
-    prompt, answer = stage.rollout.max_prompt_tokens, stage.rollout.max_new_tokens
-    tokens = max(stage.optimizer.micro_batch_tokens, prompt + answer)
-    answers = max(1, (tokens - prompt) // answer)
-    keys_per_token = (prompt + answers * (prompt + answer)) / (prompt + answers * answer)
-    block = shape.saved_bytes(width, keys_per_token=keys_per_token, adapters=recipe.model.lora_rank > 0)
-    if recipe.model.gradient_checkpointing:
-        return math.ceil(tokens * (width * shape.layers * shape.hidden + block))
-    return math.ceil(tokens * shape.layers * block)
-
-
-def _logits(stage: Stage, shape: ModelShape, *, trains_head: bool) -> int:
-    """Three float32 numbers for each logit of a chunk (logits, probabilities, product), and the head's gradient."""
-    longest = stage.rollout.max_prompt_tokens + stage.rollout.max_new_tokens
-    chunk = min(LOGIT_CHUNK, max(stage.optimizer.micro_batch_tokens, longest))
-    return 12 * chunk * shape.vocab + (4 * shape.vocab * shape.hidden if trains_head else 0)
 
 
 def to_json(plan: Plan) -> dict[str, Any]:

@@ -40,6 +40,10 @@ class Run(Section):
     """How many of the latest step checkpoints stay on disk; the last one of each stage always stays."""
     max_bad_steps: int = Field(3, ge=1)
     """Stop after this many steps in a row with a non-finite loss or gradient. Each such batch is saved."""
+    trackers: list[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]] = Field(default_factory=list)
+    """Trackers that are told of the run as it goes on, each an extra of pip (docs/live.md). None can stop it."""
+    tracker_project: str = "peerwise"
+    """The project, or experiment, that trackers keep the run in."""
     threads: int | None = Field(None, ge=1)
     """CPU threads torch may use; None leaves torch's own choice."""
 
@@ -64,6 +68,8 @@ class Model(Section):
     """LoRA scale numerator; None takes twice the rank."""
     gradient_checkpointing: bool = False
     """Recompute each decoder block in the backward pass: less memory, about a third more compute."""
+    offload_activations: bool = False
+    """On a GPU: keep what the backward pass needs in main memory. Less GPU memory, and time for the way."""
 
 
 class Task(Section):
@@ -118,8 +124,9 @@ class Task(Section):
 class Rollout(Section):
     """How answers are sampled for training."""
 
-    engine: Literal["native", "transformers"] = "native"
-    """'native' computes each prompt once per group; 'transformers' is model.generate, the slow reference."""
+    engine: Literal["native", "transformers", "vllm-server", "vllm"] = "native"
+    """'native' computes each prompt once per group; 'transformers' is model.generate, the slow reference;
+    'vllm-server' asks the servers of [vllm]; 'vllm' runs vLLM beside the trainer. docs/vllm.md has the last two."""
     problems: int = Field(8, ge=1)
     """Problems per step."""
     group_size: int = 8
@@ -141,7 +148,7 @@ class Rollout(Section):
     """Sample among this many likeliest tokens; 0 is no limit. Training needs 0."""
     stop: list[str] = Field(default_factory=list)
     """Texts that end an answer as soon as it contains one."""
-    max_branches: int = Field(64, ge=1)
+    max_branches: int = Field(256, ge=1)
     """Answers that are decoded side by side; others wait for a free place."""
 
 
@@ -251,8 +258,10 @@ class Optimizer(Section):
     """Share of the peak rate left at the end of a falling schedule."""
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient is scaled down to this global norm when it is larger."""
-    micro_batch_tokens: int = Field(4096, ge=16)
-    """Token budget of one forward and backward, prompts included. Changes memory and speed, never the gradient."""
+    micro_batch_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] = 4096
+    """Token budget of one forward and backward, prompts included. Changes memory and speed, never the gradient.
+    'auto' takes what fits into the memory that is free when the stage begins, and on a GPU halves it when memory does
+    not suffice."""
 
 
 class Critic(Section):
@@ -295,6 +304,22 @@ class Sft(Section):
     """Examples per step."""
     examples: int | None = Field(None, ge=1)
     """Use this many training problems, the first in the run's order; None uses all that have a solution."""
+
+
+class Vllm(Section):
+    """How vLLM is reached and gets new weights, for rollout.engine 'vllm-server' and 'vllm'."""
+
+    urls: list[str] = Field(default_factory=list)
+    """For 'vllm-server': the servers, such as http://127.0.0.1:8000; requests go to whoever has least to do."""
+    transfer: Literal["files", "nccl", "ipc"] = "files"
+    """How weights travel after each update: files in memory that trainer and vLLM both see; from GPU to GPU by 'nccl'
+    to servers or by 'ipc' to the engine of 'vllm'."""
+    folder: str | None = None
+    """For 'files': the folder to use, seen under the same path by both sides; None takes shared memory, /dev/shm."""
+    memory: float = Field(0.3, gt=0, le=0.95)
+    """For 'vllm': share of the device's memory that vLLM takes for weights and cache; the trainer needs the rest."""
+    timeout: float = Field(600.0, gt=0)
+    """Seconds that a server may take for one request or one update of its weights."""
 
 
 class Evaluation(Section):
@@ -360,6 +385,8 @@ class Recipe(Section):
     """Further tasks, mixed in by weight, each with its own template, reward and held-out problems."""
     evaluation: Evaluation = Evaluation()
     """Measuring on problems that are never trained on."""
+    vllm: Vllm = Vllm()
+    """How vLLM is reached, where a stage samples with it."""
     rollout: Rollout = Rollout()
     """Sampling, unless a stage says otherwise."""
     curriculum: Curriculum = Curriculum()

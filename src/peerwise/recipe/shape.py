@@ -6,6 +6,7 @@ Counts weights and bytes of a token; knows nothing of recipes or of how a model 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,26 @@ class ModelShape:
     tied: bool
     """Whether the output layer is the embedding."""
 
+    @classmethod
+    def of(cls, config: Any, *, parameters: int) -> ModelShape:
+        """From a Hugging Face text configuration.
+
+        Raises:
+            AttributeError: it lacks a size.
+        """
+        return cls(
+            parameters=parameters,
+            hidden=config.hidden_size,
+            layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            vocab=config.vocab_size,
+            intermediate=config.intermediate_size,
+            context=config.max_position_embeddings,
+            tied=bool(config.tie_word_embeddings),
+        )
+
     def cached_elements(self) -> int:
         """Numbers in the key/value cache for each token."""
         return 2 * self.layers * self.kv_heads * self.head_dim
@@ -42,18 +63,26 @@ class ModelShape:
         attention = 2 * (self.hidden + query) + 2 * (self.hidden + key)
         return rank * self.layers * (attention + 3 * (self.hidden + self.intermediate))
 
-    def saved_bytes(self, width: int, *, keys_per_token: float, adapters: bool) -> float:
+    def saved_bytes(self, width: int, *, adapters: bool) -> int:
         """Bytes one block keeps for the backward pass, per token, when a number of the compute dtype takes `width`.
 
-        Norms: each the float32 input, the normalised values and the output. Attention: queries, output, packed
-        output, and keys and values, `keys_per_token` times since each answer's row holds its prompt's too. MLP: four
-        times its width. Below float32, adapters keep a float32 copy of what each of the seven linear layers reads.
+        Two norms: input, output and a float32 scale each. Attention: queries, keys, values, output, and a float32
+        log-sum for each head. MLP: gate and up. Below float32, adapters keep float32 copies of what each of the seven
+        linear layers reads, in place of the norms' outputs; in float32 they keep the product of gate and up.
         """
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        norms = 2 * (4 + 2 * width) * self.hidden
-        rest = width * (3 * query + 2 * key * keys_per_token + 4 * self.intermediate)
-        copies = 4 * (5 * self.hidden + query + self.intermediate) if adapters and width < 4 else 0
-        return norms + rest + copies
+        numbers = 4 * self.hidden + 2 * query + 2 * key + 2 * self.intermediate
+        copies = 0
+        if adapters and width < 4:
+            numbers -= 2 * self.hidden
+            copies = 5 * self.hidden + query + self.intermediate
+        elif adapters:
+            numbers += self.intermediate
+        return width * numbers + 4 * (2 + self.heads + copies)
+
+    def working_bytes(self, width: int) -> int:
+        """Bytes of what comes and goes while one block is differentiated, per token: MLP-wide gradients above all."""
+        return width * (4 * self.intermediate + 2 * self.hidden)
 
 
 _FIELDS = tuple(field.name for field in fields(ModelShape))

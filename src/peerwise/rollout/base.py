@@ -89,6 +89,13 @@ class Generator(Protocol):
         """One tuple of completions for each request, one completion for each of its keys, in their order."""
         ...
 
+    def weights_moved(self, version: int) -> None:
+        """The policy has other weights than before, those after `version` steps: the next answers come from them.
+
+        An engine that runs on the very module that is trained has nothing to do.
+        """
+        return
+
 
 def check_context(requests: Sequence[Request], params: SamplingParams, context: int | None) -> None:
     """Refuse prompts that are empty or that leave no room for an answer.

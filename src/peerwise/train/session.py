@@ -34,7 +34,10 @@ from peerwise.tasks.base import ProblemSet, TaskData, drop_overlong, load_task, 
 from peerwise.tasks.inspect import NEAR, summary, without_near
 from peerwise.tasks.order import Order
 from peerwise.tasks.pairs import Pair, load_pairs
+from peerwise.trackers.known import require
+from peerwise.trackers.run import Trackers
 from peerwise.train.curriculum import curriculum
+from peerwise.train.engines import Beside, open_engines
 
 
 @dataclass(slots=True)
@@ -70,6 +73,11 @@ class Session:
     console: Console
     pairs: dict[str, tuple[Pair, ...]] = field(default_factory=dict)
     """By stage, for the stages that learn from a file of pairs."""
+    trackers: Trackers = field(default_factory=Trackers)
+    engines: dict[str, Beside] = field(default_factory=dict)
+    """What does not run on the policy's own model, by the name that `rollout.engine` has for it."""
+    version: int = 0
+    """Steps of the run that made the policy's weights."""
 
     @property
     def folder(self) -> Path:
@@ -82,7 +90,7 @@ class Session:
 
     def generator(self, stage: str, rollout: Rollout) -> Generator:
         """The engine a stage samples with; says what its cache may take."""
-        engine = make_generator(self.policy, rollout)
+        engine = self._engine(rollout)
         if isinstance(engine, NativeEngine):
             answers = rollout.problems * largest_group(rollout)
             fitting, most = engine.side_by_side(
@@ -101,6 +109,20 @@ class Session:
                 )
         return engine
 
+    def _engine(self, rollout: Rollout) -> Generator:
+        return self.engines.get(rollout.engine) or make_generator(self.policy, rollout)
+
+    def weights_moved(self, version: int) -> None:
+        """The policy has the weights after `version` steps of the run now."""
+        self.version = version
+        for engine in self.engines.values():
+            engine.weights_moved(version)
+
+    def close(self) -> None:
+        """Let go of engines beside the model."""
+        for engine in self.engines.values():
+            engine.close()
+
     @property
     def evaluation_rollout(self) -> Rollout:
         """How every evaluation of the run samples: as the stage with the longest answers, so that all are alike."""
@@ -118,6 +140,7 @@ class Session:
                 self.problems.tasks[label],
                 self.recipe.evaluation,
                 self.evaluation_rollout,
+                generator=self._engine(self.evaluation_rollout),
                 split=self.problems.splits[label],
                 seed=self.recipe.run.seed,
                 console=self.console,
@@ -130,6 +153,7 @@ class Session:
         """Write the records of one evaluation together, with what it was for: before, during or after a stage."""
         for record in records:
             self.files.evaluation({**record, "at": at})
+            self.trackers.evaluation(record)
 
     def save_bad(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep everything that is needed to go through a batch by hand: bad/<name>.json."""
@@ -146,6 +170,7 @@ def open_session(recipe: Recipe, folder: Path, console: Console) -> Session:
     """
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
+    require(recipe.run.trackers)
     # The data first: a wrong path or column shows at once, a model takes a while to load.
     problems = load_problems(recipe, console)
     recipe = with_steps(recipe, sum(map(len, problems.train.values())))
@@ -153,9 +178,11 @@ def open_session(recipe: Recipe, folder: Path, console: Console) -> Session:
     _fit(problems, policy, recipe, console)
     _check_curricula(problems, recipe)
     pairs = {name: _stage_pairs(name, stage, policy, recipe, console) for name, stage in recipe.stage.items()}
+    engines = open_engines(recipe, policy, longest_prompt=problems.longest_prompt)
     files = RunFiles(folder)
     console.log_to(folder / "run.log")
-    return Session(recipe, policy, problems, files, console, {name: found for name, found in pairs.items() if found})
+    pairs = {name: found for name, found in pairs.items() if found}
+    return Session(recipe, policy, problems, files, console, pairs, engines=engines)
 
 
 def load_policy(recipe: Recipe) -> Policy:
@@ -168,6 +195,7 @@ def load_policy(recipe: Recipe) -> Policy:
         device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         gradient_checkpointing=settings.gradient_checkpointing,
+        offload_activations=settings.offload_activations,
     )
     if settings.lora_rank:
         add_lora(policy.model, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=recipe.run.seed)

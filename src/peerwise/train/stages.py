@@ -5,12 +5,8 @@ A run folder holds recipe.toml (resolved), metrics.jsonl, rollouts.jsonl, evals.
 
 from __future__ import annotations
 
-import math
 import platform
-import resource
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,16 +16,17 @@ from typing import Any
 
 import torch
 
-from peerwise.errors import CheckpointError, RewardError, RunFolderError, TrainingError
+from peerwise.errors import CheckpointError, EngineError, RewardError, RunFolderError
+from peerwise.metrics.board import Planned
 from peerwise.metrics.console import Console
-from peerwise.metrics.diagnosis import Diagnosis, Limits
 from peerwise.metrics.write import EVALS_FILE, RECIPE_FILE, read_rows
 from peerwise.recipe.load import dumps, load
 from peerwise.recipe.schema import Recipe, Stage
-from peerwise.rollout.native.memory import total_bytes
+from peerwise.trackers.run import Trackers, open_trackers
 from peerwise.train.checkpoint import State, checkpoints, prune, restore, save, step_folder
 from peerwise.train.dpo import Dpo
 from peerwise.train.grpo import Grpo
+from peerwise.train.journal import Journal
 from peerwise.train.learner import Learner
 from peerwise.train.optimizer import MasterWeights, Optimizer, make_optimizer
 from peerwise.train.session import Session, open_session
@@ -54,7 +51,7 @@ def train(recipe: Recipe, folder: Path, console: Console) -> dict[str, Any]:
         )
     session = open_session(recipe, folder, console)
     (folder / RECIPE_FILE).write_text(dumps(session.recipe), encoding="utf-8")
-    return _Run(session).go()
+    return _go(session)
 
 
 def resume(folder: Path, console: Console) -> dict[str, Any]:
@@ -70,7 +67,14 @@ def resume(folder: Path, console: Console) -> dict[str, Any]:
         )
     recipe = load(folder / RECIPE_FILE)
     session = open_session(recipe, folder, console)
-    return _Run(session).go()
+    return _go(session)
+
+
+def _go(session: Session) -> dict[str, Any]:
+    try:
+        return _Run(session).go()
+    finally:
+        session.close()
 
 
 class _Run:
@@ -80,8 +84,7 @@ class _Run:
         self.session, self.console = session, session.console
         self.recipe, self.folder = session.recipe, session.folder
         self.weights = MasterWeights(session.policy.model)
-        self.bad_steps = 0
-        self.diagnosis = Diagnosis(Limits(max_new_tokens=1))
+        self.journal = Journal(session)
         self.best = -1  # global step of the best evaluation of the stage, with patience
         self.stop_asked = False
         self.something_to_save = False
@@ -91,7 +94,9 @@ class _Run:
         done = checkpoints(self.folder)
         self._rewind(done)
         self._introduce()
-        with _first_interrupt_asks(self._ask_to_stop):
+        self.console.plan(self.folder.name, [Planned(n, s.method, s.steps) for n, s in self.recipe.stage.items()])
+        self.session.trackers = self._open_trackers(done[-1][1].global_step if done else 0)
+        with self.session.trackers, _first_interrupt_asks(self._ask_to_stop):
             if not done and not self._evaluated_before():
                 first = next(iter(self.recipe.stage))
                 self.session.record(self.session.measure(stage=first, step=0, global_step=0), "before")
@@ -104,6 +109,17 @@ class _Run:
                     before += self._stage(index, name, stage, before, within[-1] if within else None)
         self._conclude()
         return self.result()
+
+    def _open_trackers(self, from_step: int) -> Trackers:
+        run = self.recipe.run
+        return open_trackers(
+            run.trackers,
+            folder=self.folder,
+            project=run.tracker_project,
+            settings=self.recipe.model_dump(mode="json"),
+            from_step=from_step,
+            warn=self.console.warn,
+        )
 
     def result(self) -> dict[str, Any]:
         """The run in short: its folder, its last checkpoint, the evaluations before and after stages."""
@@ -133,34 +149,33 @@ class _Run:
             method.load_tensors(tensors)
             start, method.position = latest[1].step, latest[1].position
             method.carry(latest[1].carried)
-        self.diagnosis = Diagnosis(
-            Limits(
-                max_new_tokens=stage.rollout.max_new_tokens,
-                kl_target=stage.algorithm.kl_target,
-                memory_bytes=total_bytes(self.session.policy.model.device),
-            )
-        )
+            self.session.weights_moved(latest[1].global_step)
         earlier = self._evaluations(name) if self.recipe.evaluation.patience else []
         self.best = best_evaluation(earlier)[0] if earlier else -1
-        self.console.stage(name, stage.method, stage.steps)
+        self.journal.begin(name, stage)
+        if not start:
+            self.session.trackers.stage(index + 1, name, before)
         state = None if latest is None else latest[1]
         for step in range(start, stage.steps):
             try:
-                self._step(method, name, stage, step, before + step + 1)
-            except RewardError:
-                # The reward is the user's to mend; what was learned so far must not be the price.
-                if state is not None:
+                self.something_to_save = True
+                self.journal.step(method, name, stage, step, before + step + 1)
+                self.session.weights_moved(before + step + 1)
+                state = State(
+                    stage=name,
+                    step=step + 1,
+                    stage_steps=stage.steps,
+                    global_step=before + step + 1,
+                    position=method.position,
+                    carried=method.carried(),
+                )
+                state = self._evaluate_if_due(state)
+            except (RewardError, EngineError):
+                # The reward or the server is the user's to mend; what was learned so far must not be the price. The
+                # last step of a stage is not complete before its evaluation.
+                if state is not None and not state.ends_stage:
                     save(self.folder, state, self.session.policy, self.weights, optimizer, method.tensors())
                 raise
-            state = State(
-                stage=name,
-                step=step + 1,
-                stage_steps=stage.steps,
-                global_step=before + step + 1,
-                position=method.position,
-                carried=method.carried(),
-            )
-            state = self._evaluate_if_due(state)
             self._save_if_due(state, optimizer, method)
             if state.ends_stage:
                 return state.step
@@ -172,49 +187,7 @@ class _Run:
         for folder, state in checkpoints(self.folder):
             if state.stage == previous and state.ends_stage:
                 restore(folder, self.session.policy, self.weights)
-
-    def _step(self, method: Learner, name: str, stage: Stage, step: int, global_step: int) -> None:
-        self.something_to_save = True
-        started = time.perf_counter()
-        metrics = method.step(step)
-        metrics.add("time/step", time.perf_counter() - started)
-        metrics.add("memory/peak", _peak_memory())
-        values = metrics.resolve()
-        finite = not values.get("skipped/steps") and math.isfinite(values["loss"])
-        self.session.files.metrics(name, step + 1, values, global_step=global_step)
-        self.console.step(name, step + 1, stage.steps, values)
-        if method.groups:
-            self._record_groups(method, name, step + 1, global_step, values)
-        self._count_bad(finite, method, global_step)
-
-    def _record_groups(self, method: Learner, name: str, step: int, global_step: int, values: dict[str, float]) -> None:
-        for group, row in zip(method.groups, method.advantages.tolist(), strict=True):
-            self.session.files.group(name, step, group, row, global_step=global_step)
-        every = self.recipe.run.samples_every
-        if every and step % every == 0:
-            self.console.samples(method.groups[:2])
-        self._warn(values, method)
-
-    def _warn(self, values: dict[str, float], method: Learner) -> None:
-        """What wastes a run quietly is said aloud."""
-        for trouble in self.diagnosis.look(values):
-            if trouble.name == "uninformative" and method.stage.method == "dpo":
-                raise TrainingError(trouble.text)
-            self.console.warn(f"{trouble.name}: {trouble.text} (docs/troubleshooting.md#{trouble.name})")
-
-    def _count_bad(self, finite: bool, method: Learner, global_step: int) -> None:
-        """An update that is not finite has moved nothing; steps with one, several in a row, end the run."""
-        self.bad_steps = 0 if finite else self.bad_steps + 1
-        if finite:
-            return
-        method.save_batch(f"step-{global_step}")
-        self.console.warn("a loss or gradient was not finite; that update was left out and its batch saved in bad/")
-        if self.bad_steps >= self.recipe.run.max_bad_steps:
-            raise TrainingError(
-                f"{self.bad_steps} steps in a row gave a loss or gradient that is not finite. Their batches are in "
-                f"{self.folder / 'bad'}; the last good checkpoint is untouched. Lower the learning rate or use "
-                "model.dtype = 'float32'"
-            )
+                self.session.weights_moved(state.global_step)
 
     def _evaluate_if_due(self, state: State) -> State:
         """Measure where the recipe says so. With patience, the state may come back as the end of its stage."""
@@ -249,6 +222,7 @@ class _Run:
     def _back_to_best(self, folder: Path, state: State, records: list[dict[str, Any]]) -> None:
         """End a stage with the weights that did best in it; what was measured of them then holds now."""
         restore(folder, self.session.policy, self.weights)
+        self.session.weights_moved(state.global_step)
         self.console.note(
             f"stage {state.stage} ends after step {state.step} with the weights of {folder.name}, its best on the "
             f"held-out problems ({100 * mean_accuracy(records):.1f} %)"
@@ -308,6 +282,7 @@ class _Run:
     def _conclude(self) -> None:
         """The before/after table, the difference with its interval, and the same problems before and after."""
         records = self._milestones()
+        self.console.end_view()
         self.console.table(records)
         for line in differences(records):
             self.console.note(line)
@@ -342,11 +317,3 @@ def _first_interrupt_asks(ask: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _peak_memory() -> float:
-    """Bytes: the largest resident set of this process, or the largest allocation on the GPU."""
-    if torch.cuda.is_available():
-        return float(torch.cuda.max_memory_allocated())
-    unit = 1 if sys.platform == "darwin" else 1024
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

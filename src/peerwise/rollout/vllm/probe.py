@@ -1,0 +1,60 @@
+"""Whether what vLLM says is what the trained model would say: a short answer, and its log-probs by both.
+
+Finds at once what no list of settings tells for sure: another model under the same shapes, weights that did not
+arrive, log-probs of another distribution, positions that are scaled otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from peerwise.errors import ModelError
+from peerwise.models.attention import use_attention
+from peerwise.records import Completion
+from peerwise.rollout.base import Request, SamplingParams
+
+PARAMS = SamplingParams(max_new_tokens=8, temperature=0.7)
+"""A temperature other than 1 tells log-probs of the drawn distribution from those before it."""
+LIMITS = {torch.float32: 0.02}
+"""Largest mean difference of a token's log-prob; two float32 engines differ by about 1e-4."""
+COARSE_LIMIT = 0.3
+"""The same for coarser dtypes, where kernels differ in the third digit of a logit of 20."""
+
+
+def question(vocabulary: int) -> Request:
+    """A prompt of ids from all over the vocabulary."""
+    ids = [(7919 * (index + 1)) % vocabulary for index in range(12)]
+    return Request(prompt_ids=tuple(ids), keys=(0,))
+
+
+def check_answer(model: PreTrainedModel, request: Request, answer: Completion, where: str) -> None:
+    """Compare an answer under PARAMS with the model's own view of it.
+
+    Raises:
+        ModelError: the log-probs differ by more than arithmetic explains.
+    """
+    expected = _logprobs(model, request.prompt_ids, answer.token_ids)
+    given = torch.tensor(answer.logprobs)
+    apart = float((given - expected).abs().mean())
+    if not apart <= LIMITS.get(model.dtype, COARSE_LIMIT):
+        raise ModelError(
+            f"{where} does not answer as the model that is trained: log-probs of the same tokens differ by {apart:.2g} "
+            "on average. It must hold the same architecture and configuration; start it with the model that is "
+            "trained, without quantisation or overrides"
+        )
+
+
+def _logprobs(model: PreTrainedModel, prompt: tuple[int, ...], answer: tuple[int, ...]) -> torch.Tensor:
+    """[T] of the answer's tokens at the temperature of PARAMS."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), use_attention(model, "sdpa" if model._supports_sdpa else "eager"):
+            ids = torch.tensor([[*prompt, *answer]], device=model.device)
+            logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
+            logprobs = (logits / PARAMS.temperature).log_softmax(-1)
+            chosen: torch.Tensor = logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0]
+            return chosen.cpu()
+    finally:
+        model.train(training)

@@ -1,0 +1,283 @@
+"""One vLLM server over HTTP: what it is, what it must be able to do, answers, weight updates.
+
+Knows routes and their errors, nothing of models or of how requests are shared. Every failure is an EngineError that
+names the server and what to do. What a connection loses is asked again a few times, where asking twice does no harm.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from peerwise.errors import EngineError, ModelError
+from peerwise.rollout.vllm.plugin import BACKEND
+from peerwise.rollout.vllm.translate import Answer
+
+OLDEST = (0, 32)
+"""The first version with the reinforcement-learning routes this is written for."""
+GENERATE = "/inference/v1/generate"
+ROUTES = {
+    GENERATE: "start it with --enable-scale-out",
+    "/server_info": "start it with VLLM_SERVER_DEV_MODE=1 in its environment",
+    "/weight_info": "start it with VLLM_SERVER_DEV_MODE=1 in its environment",
+}
+"""Routes that a server has only when asked for, and how to ask."""
+WAITS = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before each further attempt."""
+GUIDE = "docs/vllm.md has the whole command"
+_LOST = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
+_NEVER_ARRIVED = (httpx2.ConnectError, httpx2.ConnectTimeout)
+_BUSY = (429, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What a server says of itself."""
+
+    version: str
+    dtype: str
+    """As torch names it, such as "float32"."""
+    context: int
+    """Tokens of prompt and answer together."""
+    max_answers: int
+    """Answers decoded side by side, and so the most that one request may ask for."""
+    logprobs_mode: str
+    quantization: str | None
+    """How its weights are rounded; None where they are not."""
+    backend: str | None
+    """How it takes new weights; None where it was started without."""
+
+
+class Server:
+    """A server by its URL.
+
+    Args:
+        timeout: seconds that one call may take.
+        waits: seconds before each further attempt after a connection was lost.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 600.0, waits: Sequence[float] = WAITS) -> None:
+        self.url, self.timeout, self.waits = url.rstrip("/"), timeout, tuple(waits)
+        # A proxy of the environment is for the internet, not for a server of one's own.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
+        self._http = httpx2.Client(base_url=self.url, timeout=timeout, trust_env=False, limits=limits)
+
+    def close(self) -> None:
+        """Let go of the connections; the server drops what it was still answering."""
+        self._http.close()
+
+    def abilities(self) -> Abilities:
+        """What the server is and can do.
+
+        Raises:
+            EngineError: nobody answers, or not a vLLM server.
+            ModelError: too old, or started without what training needs.
+        """
+        version = str(self._field(self._call("GET", "/version"), "version"))
+        number = re.match(r"(\d+)\.(\d+)", version)
+        if number is None or (int(number[1]), int(number[2])) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            raise ModelError(f"{self.url} runs vLLM {version}, expected {oldest} or later; update it")
+        paths = self._field(self._call("GET", "/openapi.json"), "paths")
+        for path, remedy in ROUTES.items():
+            if path not in paths:
+                raise ModelError(f"{self.url} (vLLM {version}) has no route {path}; {remedy} ({GUIDE})")
+        info = self._field(self._call("GET", "/server_info", params={"config_format": "json"}), "vllm_config")
+        try:
+            model, transfer = info["model_config"], info["weight_transfer_config"] or {}
+            return Abilities(
+                version=version,
+                dtype=str(model["dtype"]).removeprefix("torch."),
+                context=int(model["max_model_len"]),
+                max_answers=int(info["scheduler_config"]["max_num_seqs"]),
+                logprobs_mode=str(model["logprobs_mode"]),
+                quantization=model["quantization"],
+                backend=transfer.get("backend"),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._strange("/server_info", error) from error
+
+    def generate(self, prompt_ids: Sequence[int], params: Mapping[str, Any]) -> list[Answer]:
+        """`params["n"]` answers to a prompt, in the order of their seeds.
+
+        Raises:
+            EngineError: not reachable, refused, or an answer that is not one.
+        """
+        body = {"token_ids": list(prompt_ids), "sampling_params": dict(params)}
+        choices = self._field(self._call("POST", GENERATE, json=body, twice=True), "choices")
+        try:
+            answers = {int(choice["index"]): _answer(choice) for choice in choices}
+            return [answers[index] for index in range(params["n"])]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._strange(GENERATE, error) from error
+
+    def weight_version(self) -> str:
+        """The label of the weights it has now."""
+        return str(self._field(self._call("GET", "/weight_info"), "weight_version"))
+
+    def world_size(self) -> int:
+        """How many workers take part in a transfer."""
+        return int(self._field(self._call("GET", "/get_world_size"), "world_size"))
+
+    def pause(self) -> None:
+        """Finish what is being answered and take nothing up."""
+        self._call("POST", "/pause", params={"mode": "wait"})
+
+    def resume(self) -> None:
+        """Answer again."""
+        self._call("POST", "/resume")
+
+    def label(self, version: str) -> None:
+        """Name the weights it has now."""
+        self._call("POST", "/update_weight_version", json={"new_version": version})
+
+    def forget_prompts(self) -> None:
+        """Empty the prefix cache: keys and values of other weights. Raises EngineError where it stays filled."""
+        if self._field(self._call("POST", "/reset_prefix_cache"), "success") is not True:
+            raise EngineError(
+                f"{self.url} could not empty its prefix cache, which holds keys and values of the weights before; "
+                "is somebody else using the server?"
+            )
+
+    # The four calls of vLLM's own protocol for whoever sends weights.
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Agree on how weights travel."""
+        self._call("POST", "/init_weight_transfer_engine", json={"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        """Begin an update; one that a trainer before left open is closed first."""
+        try:
+            self._call("POST", "/start_weight_update")
+        except EngineError:
+            for _ in range(2):
+                try:
+                    self._call("POST", "/finish_weight_update")
+                    break
+                except EngineError:
+                    continue
+            self._call("POST", "/start_weight_update")
+
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Take over some weights."""
+        self._call("POST", "/update_weights", json={"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """End an update."""
+        body = None if weight_version is None else {"weight_version": weight_version}
+        self._call("POST", "/finish_weight_update", json=body)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+        twice: bool = False,
+    ) -> Any:
+        """The JSON of an answer.
+
+        Args:
+            twice: whether the server may do it twice without harm. Then it is asked again after any lost connection,
+                otherwise only where the call cannot have arrived.
+        """
+        again = _LOST if twice or method == "GET" else _NEVER_ARRIVED
+        for wait in (*self.waits, None):
+            try:
+                response = self._http.request(method, path, json=json, params=params)
+            except again as error:
+                if wait is None:
+                    raise self._gone(path, error) from error
+            except httpx2.TimeoutException as error:
+                raise EngineError(
+                    f"{self.url} did not answer {path} within {self.timeout:g} s; is it overloaded or stuck? Raise "
+                    "vllm.timeout, ask for fewer or shorter answers, or start it anew"
+                ) from error
+            except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError) as error:
+                raise self._gone(path, error) from error
+            else:
+                if wait is None or response.status_code not in _BUSY:
+                    return self._json(path, response)
+            time.sleep(wait)
+        raise AssertionError("the last round returns or raises")
+
+    def _json(self, path: str, response: httpx2.Response) -> Any:
+        if response.status_code >= 400:
+            raise EngineError(f"{self.url} refused {path} ({response.status_code}): {_said(response)}")
+        try:
+            return response.json()
+        except ValueError as error:
+            raise self._strange(path, error) from error
+
+    def _field(self, value: Any, name: str) -> Any:
+        if not isinstance(value, dict) or name not in value:
+            raise EngineError(f"{self.url} does not answer as a vLLM server does: {name!r} is missing; check the URL")
+        return value[name]
+
+    def _gone(self, path: str, error: Exception) -> EngineError:
+        return EngineError(
+            f"no vLLM server answers at {self.url} ({path}: {str(error) or type(error).__name__}); start it (again), "
+            f"then go on ({GUIDE})"
+        )
+
+    def _strange(self, path: str, error: Exception) -> EngineError:
+        return EngineError(f"{self.url} answered {path} in a form that is not known: {type(error).__name__}: {error}")
+
+
+def _answer(choice: Mapping[str, Any]) -> Answer:
+    """One choice of a response. Raises KeyError, TypeError or ValueError for what is not one."""
+    token_ids = tuple(map(int, choice["token_ids"]))
+    content = choice["logprobs"]["content"] or []
+    if tuple(int(entry["token_id"]) for entry in content) != token_ids:
+        raise ValueError("its log-probs are of other tokens than its answer")
+    return Answer(
+        token_ids=token_ids,
+        logprobs=tuple(float(entry["logprob"]) for entry in content),
+        stop_text=choice["finish_reason"] == "stop" and isinstance(choice["stop_reason"], str),
+        versions=tuple(str(span["version"]) for span in choice["weight_versions"] or ()),
+    )
+
+
+def _said(response: httpx2.Response) -> str:
+    """What an error response says, on one line and not too long."""
+    try:
+        text = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        text = response.text
+    text = " ".join(str(text).split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def check_abilities(url: str, found: Abilities, *, dtype: str, needed: int, backend: str = BACKEND) -> None:
+    """Refuse a server that cannot serve this run.
+
+    Args:
+        dtype: that of the model that is trained.
+        needed: tokens of the longest prompt and answer.
+        backend: how weights are to reach it.
+    Raises:
+        ModelError: with everything that does not fit and how to start it.
+    """
+    wrong = []
+    if found.dtype != dtype:
+        wrong.append(f"it computes in {found.dtype} and the trainer in {dtype}: --dtype {dtype}, or set model.dtype")
+    if found.context < needed:
+        wrong.append(f"its context is {found.context} and the run needs {needed}: --max-model-len {needed}")
+    if found.logprobs_mode != "processed_logprobs":
+        wrong.append(
+            f"its log-probs are {found.logprobs_mode}, not those of the distribution that is drawn from: "
+            "--logprobs-mode processed_logprobs"
+        )
+    if found.quantization is not None:
+        wrong.append(f"its weights are rounded ({found.quantization}): without --quantization, from a model in {dtype}")
+    if found.backend != backend:
+        given = "no way to take new weights" if found.backend is None else f"weights come by {found.backend!r}"
+        wrong.append(f'{given}: --weight-transfer-config \'{{"backend": "{backend}"}}\'')
+    if wrong:
+        raise ModelError(f"the server at {url} does not fit; start it with\n  " + "\n  ".join(wrong) + f"\n({GUIDE})")
