@@ -24,8 +24,8 @@ def measure(keep: bool) -> dict[str, float]:
     from peerwise.rollout.base import Request, SamplingParams
     from peerwise.rollout.native.engine import NativeEngine
     from peerwise.tasks.base import load_task
+    from peerwise.train.likelihood import imitation_step
     from peerwise.train.optimizer import MasterWeights, Optimizer
-    from peerwise.train.step import imitation_step
 
     if keep:
         keep_freed_memory()

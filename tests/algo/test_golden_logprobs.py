@@ -122,3 +122,18 @@ def test_greedy_answers_are_judged_by_the_untempered_distribution() -> None:
     bigram: Any = Bigram([[0.1, 0.7, 0.2], [0.3, 0.3, 0.4], [0.5, 0.25, 0.25]])
     logprobs, _ = completion_logprobs(bigram, [PackedGroup(prompt=(0,), completions=((1,),))], temperature=0.0)
     close(logprobs.exp(), [0.7])
+
+
+def test_entropies_that_are_left_out_leave_the_logprobs_and_their_gradient_as_they_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(5, 4, generator=generator), torch.randn(9, 4, generator=generator)
+    found = []
+    for wanted in (True, False):
+        leaf = weight.clone().requires_grad_()
+        targets = torch.arange(5)
+        logprobs, entropies = selected_logprobs(hidden, leaf, targets, columns=2, with_entropies=wanted)
+        logprobs.sum().backward()
+        found.append((logprobs.detach(), leaf.grad))
+        assert len(entropies) == (5 if wanted else 0)
+    for left, right in zip(*found, strict=True):
+        assert left is not None and torch.equal(left, right)

@@ -498,7 +498,7 @@ def plain_logprobs(
     return logprobs, entropies, list(torch.autograd.grad(loss, inputs))
 
 
-def chunked_logprobs(case: HeadCase, chunk: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+def chunked_logprobs(case: HeadCase, chunk: int, columns: int) -> tuple[Tensor, Tensor, list[Tensor]]:
     """[M] log-probs, [M] entropies and the inputs (hidden, weight and, where there is one, bias) as leaves."""
     inputs = [x.clone().requires_grad_() for x in (case.hidden, case.weight, case.bias) if x is not None]
     logprobs, entropies = selected_logprobs(
@@ -509,6 +509,7 @@ def chunked_logprobs(case: HeadCase, chunk: int) -> tuple[Tensor, Tensor, list[T
         softcap=case.softcap,
         temperature=case.temperature,
         chunk=chunk,
+        columns=columns,
     )
     return logprobs, entropies, inputs
 
@@ -527,9 +528,11 @@ def assert_gradients(gradients: Sequence[Tensor], expected: list[Tensor], *, rou
 
 
 @SAMPLES
-@given(case=head_cases(), chunk=st.integers(1, 14))
-def test_chunked_logprobs_have_the_values_and_gradients_of_a_plain_log_softmax(case: HeadCase, chunk: int) -> None:
-    logprobs, entropies, inputs = chunked_logprobs(case, chunk)
+@given(case=head_cases(), chunk=st.integers(1, 14), columns=st.integers(1, 14))
+def test_chunked_logprobs_have_the_values_and_gradients_of_a_plain_log_softmax(
+    case: HeadCase, chunk: int, columns: int
+) -> None:
+    logprobs, entropies, inputs = chunked_logprobs(case, chunk, columns)
     gradients = torch.autograd.grad(logprobs @ case.upstream, inputs)
     expected_logprobs, expected_entropies, expected_gradients = plain_logprobs(case, torch.float64)
     torch.testing.assert_close(logprobs, expected_logprobs.float(), rtol=1e-5, atol=2e-5)
@@ -538,9 +541,9 @@ def test_chunked_logprobs_have_the_values_and_gradients_of_a_plain_log_softmax(c
 
 
 @SAMPLES
-@given(case=head_cases(), chunk=st.integers(1, 14))
-def test_chunked_entropies_have_the_gradients_of_a_plain_log_softmax(case: HeadCase, chunk: int) -> None:
-    logprobs, entropies, inputs = chunked_logprobs(case, chunk)
+@given(case=head_cases(), chunk=st.integers(1, 14), columns=st.integers(1, 14))
+def test_chunked_entropies_have_the_gradients_of_a_plain_log_softmax(case: HeadCase, chunk: int, columns: int) -> None:
+    logprobs, entropies, inputs = chunked_logprobs(case, chunk, columns)
     rounding = 3 * entropy_rounding(case)
     both = torch.autograd.grad(logprobs @ case.upstream + entropies @ case.of_entropies, inputs, retain_graph=True)
     assert_gradients(both, plain_logprobs(case, torch.float64, with_entropies=True)[2], rounding=rounding)
@@ -550,9 +553,11 @@ def test_chunked_entropies_have_the_gradients_of_a_plain_log_softmax(case: HeadC
 
 
 @SAMPLES
-@given(case=head_cases(), chunk=st.integers(1, 14))
-def test_entropies_that_are_left_out_or_weigh_nothing_leave_the_gradient_as_it_is(case: HeadCase, chunk: int) -> None:
-    logprobs, entropies, inputs = chunked_logprobs(case, chunk)
+@given(case=head_cases(), chunk=st.integers(1, 14), columns=st.integers(1, 14))
+def test_entropies_that_are_left_out_or_weigh_nothing_leave_the_gradient_as_it_is(
+    case: HeadCase, chunk: int, columns: int
+) -> None:
+    logprobs, entropies, inputs = chunked_logprobs(case, chunk, columns)
     without = torch.autograd.grad(logprobs @ case.upstream, inputs, retain_graph=True)
     weightless = torch.autograd.grad(logprobs @ case.upstream + 0.0 * entropies.sum(), inputs)
     for left, right in zip(without, weightless, strict=True):
@@ -576,7 +581,7 @@ def test_gradients_are_right_when_only_one_input_needs_them(trained: str) -> Non
     inputs = {"hidden": case.hidden, "weight": case.weight, "bias": case.bias}
     inputs[trained].requires_grad_()
     logprobs, _ = selected_logprobs(
-        case.hidden, case.weight, case.targets, bias=case.bias, softcap=2.0, temperature=0.7, chunk=3
+        case.hidden, case.weight, case.targets, bias=case.bias, softcap=2.0, temperature=0.7, chunk=3, columns=4
     )
     (gradient,) = torch.autograd.grad(logprobs @ case.upstream, [inputs[trained]])
     expected = plain_logprobs(case, torch.float64)[2][list(inputs).index(trained)]
@@ -587,7 +592,7 @@ def test_a_bfloat16_head_is_normalised_in_float32() -> None:
     generator = torch.Generator().manual_seed(6)
     hidden = torch.randn(5, 8, generator=generator).bfloat16()
     weight = torch.randn(300, 8, generator=generator).bfloat16()
-    logprobs, entropies = selected_logprobs(hidden, weight, torch.arange(5), chunk=2)
+    logprobs, entropies = selected_logprobs(hidden, weight, torch.arange(5), chunk=2, columns=7)
     expected = (hidden @ weight.T).float().log_softmax(-1)
     assert (logprobs.dtype, entropies.dtype) == (torch.float32, torch.float32)
     torch.testing.assert_close(logprobs, expected[torch.arange(5), torch.arange(5)], rtol=1e-6, atol=1e-5)

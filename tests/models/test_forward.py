@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from peerwise.errors import ModelError
 from peerwise.models.attention import NAME, use_attention
-from peerwise.models.forward import PackedGroup, completion_logprobs, head_of
+from peerwise.models.forward import PackedGroup, completion_logprobs, head_of, packed_forward
 
 Build = Callable[[str], PreTrainedModel]
 
@@ -54,7 +54,7 @@ def plain_logprobs(
 
 
 def packed_logprobs(model: PreTrainedModel, groups: Sequence[PackedGroup], **options: Any) -> tuple[Tensor, Tensor]:
-    with use_attention(model, NAME):
+    with packed_forward(model):
         return completion_logprobs(model, groups, **options)
 
 
@@ -70,7 +70,7 @@ def gradients(model: PreTrainedModel, logprobs: Tensor, upstream: Tensor) -> dic
 
 
 def packed_gradients(model: PreTrainedModel, groups: Sequence[PackedGroup], upstream: Tensor) -> dict[str, Tensor]:
-    with use_attention(model, NAME):
+    with packed_forward(model):
         return gradients(model, completion_logprobs(model, groups)[0], upstream)
 
 

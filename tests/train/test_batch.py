@@ -44,10 +44,17 @@ def test_a_micro_batch_keeps_its_budget_unless_it_is_one_answer(groups: list[Pac
 
 
 def test_groups_that_fit_stay_whole_and_share_a_micro_batch() -> None:
-    # 2 + 3 + 3 = 8 tokens each: two fit in 16, the third starts anew.
+    # 2 + 3 + 3 = 8 tokens each: two fit in 16. Of the 24 each share is 12, where the middle of the second lies.
     group = PackedGroup(prompt=(5, 5), completions=((7, 7, 7), (7, 7, 7)))
     batches = list(micro_batches([group] * 3, 16, skip=[False] * 3))
-    assert [[part.rows for part in batch] for batch in batches] == [[(0, 1), (2, 3)], [(4, 5)]]
+    assert [[part.rows for part in batch] for batch in batches] == [[(0, 1)], [(2, 3), (4, 5)]]
+
+
+def test_micro_batches_are_equally_large_where_groups_allow_it() -> None:
+    # 8 groups of 8 tokens at a budget of 56: not 56 and 8, but 32 and 32.
+    group = PackedGroup(prompt=(5, 5), completions=((7, 7, 7), (7, 7, 7)))
+    batches = list(micro_batches([group] * 8, 56, skip=[False] * 8))
+    assert [sum(part.group.num_tokens for part in batch) for batch in batches] == [32, 32]
 
 
 def test_a_group_above_the_budget_is_split_and_takes_its_prompt_along() -> None:

@@ -21,9 +21,9 @@ def moved(policy: Any) -> tuple[MasterWeights, Optimizer]:
     """Masters that have moved by less than bfloat16 can tell, with the optimizer's moments."""
     weights = MasterWeights(policy.model)
     optimizer = Optimizer(weights, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, max_norm=1.0)
-    for p in weights.parameters.values():
-        p.grad = torch.ones_like(p)
-    weights.collect()
+    with weights.collecting():
+        for p in weights.parameters.values():
+            p.backward(torch.ones_like(p))
     optimizer.step(1e-6)
     return weights, optimizer
 

@@ -19,6 +19,7 @@ from peerwise.recipe.load import loads
 from peerwise.records import Group, Problem, Score
 from peerwise.rollout.base import Request, SamplingParams, sample_key
 from peerwise.rollout.native.engine import NativeEngine
+from peerwise.train.budget import TokenBudget
 from peerwise.train.critic import Critic
 from peerwise.train.optimizer import MasterWeights, Optimizer
 from peerwise.train.step import policy_step
@@ -37,7 +38,7 @@ def test_reward_rises_on_a_tiny_model(tiny_policy: Callable[[str], Any], preset:
     optimizer = Optimizer(weights, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, max_norm=1.0)
     # A critic compares in the place of a group, and learns beside the policy.
     recipe = loads("[stage.grpo]\nmethod = 'grpo'\nalgorithm.preset = 'ppo'\n")
-    critic = Critic(policy, recipe.stage["grpo"]) if method.baseline == "critic" else None
+    critic = Critic(policy, recipe.stage["grpo"], TokenBudget(4096)) if method.baseline == "critic" else None
     rewards = []
     for step in range(STEPS):
         requests = [

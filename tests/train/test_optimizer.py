@@ -29,11 +29,11 @@ def optimizer_of(model: nn.Module, **settings: Any) -> Optimizer:
 
 
 def give(optimizer: Optimizer, gradients: dict[str, Tensor]) -> None:
-    """As a backward pass would: gradients land on the model, then are collected."""
-    for name, gradient in gradients.items():
-        p = optimizer.weights.parameters[name]
-        p.grad = gradient.to(p.dtype) if p.grad is None else p.grad + gradient.to(p.dtype)
-    optimizer.weights.collect()
+    """By a backward pass whose gradients these are."""
+    weights = optimizer.weights
+    with weights.collecting():
+        for name, gradient in gradients.items():
+            weights.parameters[name].backward(gradient.to(weights.parameters[name].dtype))
 
 
 def test_moves_smaller_than_bfloat16_can_tell_add_up_in_the_master() -> None:

@@ -16,6 +16,7 @@ from peerwise.models.forward import PackedGroup
 from peerwise.models.value import ValueNetwork
 from peerwise.recipe.load import loads
 from peerwise.records import Completion, Group, Problem, Score
+from peerwise.train.budget import TokenBudget
 from peerwise.train.critic import Critic
 
 PPO = [
@@ -76,7 +77,7 @@ def made_groups() -> list[Group]:
 @pytest.mark.parametrize("trunk", ["own", "shared"])
 def test_the_critic_learns_the_mean_return(tiny_policy: Any, trunk: str) -> None:
     recipe = loads(f"[stage.grpo]\nmethod = 'grpo'\nalgorithm.preset = 'ppo'\ncritic.trunk = '{trunk}'\n")
-    critic = Critic(tiny_policy("llama"), recipe.stage["grpo"])
+    critic = Critic(tiny_policy("llama"), recipe.stage["grpo"], TokenBudget(4096))
     groups = made_groups()
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
     explained = []
@@ -94,7 +95,7 @@ def test_the_critic_learns_the_mean_return(tiny_policy: Any, trunk: str) -> None
 def test_with_a_new_critic_the_advantages_are_the_whitened_discounted_rewards(tiny_policy: Any) -> None:
     # All values are 0, so A_t = 0.95^(T - 1 - t) * r: 0.95, 1 | 0, 0, 0 and the same again; less costs of 0.1 a token.
     recipe = loads("[stage.grpo]\nmethod = 'grpo'\nalgorithm.preset = 'ppo'\n")
-    critic = Critic(tiny_policy("llama"), recipe.stage["grpo"])
+    critic = Critic(tiny_policy("llama"), recipe.stage["grpo"], TokenBudget(4096))
     raw = [0.95, 1.0, 0.0, 0.0, 0.0] * 2
     mean = sum(raw) / 10
     deviation = (sum((a - mean) ** 2 for a in raw) / 10) ** 0.5

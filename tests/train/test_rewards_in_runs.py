@@ -75,7 +75,7 @@ def test_a_reward_of_ones_own_that_pays_nothing_is_warned_of_before_and_while_tr
     words = ["--task.reward", f"{tmp_path / 'own.py'}:never", "--stage.grpo.steps", "6", "--rollout.group-size", "12"]
     said = " ".join(start(files, tmp_path / "run", "full", *words).split())
     assert "does not know a right answer" in said
-    assert "The part never was 0 for all samples so far; it teaches nothing." in said
+    assert "constant-part: task arithmetic: The part never was 0 for all samples so far; it teaches nothing." in said
 
 
 def test_golds_that_the_reward_does_not_know_are_refused_before_anything_is_written(

@@ -128,17 +128,17 @@ def test_old_checkpoints_go_and_those_that_end_a_stage_stay(files, tmp_path, kee
 
 
 def test_gradient_checkpointing_computes_blocks_again_and_changes_no_step(files, straight, tmp_path, monkeypatch):
-    from transformers.models.llama.modeling_llama import LlamaMLP
+    from transformers.models.llama.modeling_llama import LlamaAttention
 
     calls = 0
-    original = LlamaMLP.forward
+    original = LlamaAttention.forward
 
-    def counted(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def counted(self: Any, *args: Any, **named: Any) -> Any:
         nonlocal calls
         calls += torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        return original(self, x)
+        return original(self, *args, **named)
 
-    monkeypatch.setattr(LlamaMLP, "forward", counted)
+    monkeypatch.setattr(LlamaAttention, "forward", counted)
     start(files, tmp_path / "without")
     plain, calls = calls, 0
     start(files, tmp_path / "with", "full", "--model.gradient-checkpointing", "True")

@@ -21,8 +21,9 @@ from peerwise.algo.presets import PRESETS, Method
 from peerwise.models.load import Policy, load
 from peerwise.models.lora import Reference, add_lora
 from peerwise.records import Completion, Group, Problem, Score
+from peerwise.train.likelihood import imitation_step
 from peerwise.train.optimizer import MasterWeights, Optimizer
-from peerwise.train.step import imitation_step, policy_step
+from peerwise.train.step import policy_step
 
 Build = Callable[..., Policy]
 

@@ -35,7 +35,9 @@ from peerwise.algo.presets import Method
 from peerwise.models.load import Policy
 from peerwise.models.lora import Reference, add_lora
 from peerwise.records import Group, Score
-from peerwise.train.step import packed_groups, policy_step, sequence_logprobs
+from peerwise.train.likelihood import sequence_logprobs
+from peerwise.train.sequences import packed_groups
+from peerwise.train.step import policy_step
 
 Build = Callable[..., Policy]
 Gradient = dict[str, Tensor]

@@ -1,15 +1,23 @@
 """Log-probs of chosen tokens from hidden states, without ever holding [tokens, vocabulary].
 
-Logits exist for one chunk of tokens at a time and are computed again in the backward pass. Whatever the model's
-dtype, everything after the matrix product is float32.
+Logits exist for one tile of tokens and vocabulary at a time, small enough for a processor's cache, and are computed
+again in the backward pass. Whatever the model's dtype, everything after the matrix product is float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
+
+CHUNK = 4096
+"""Tokens of a tile, unless a caller says otherwise."""
+TILE, GPU_TILE = 2**21, 2**27
+"""Logits that exist at one time: on a CPU their float32 numbers stay in the cache, a GPU wants large products."""
 
 
 def selected_logprobs(
@@ -20,7 +28,9 @@ def selected_logprobs(
     bias: Tensor | None = None,
     softcap: float | None = None,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int = CHUNK,
+    columns: int | None = None,
+    with_entropies: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(logits / temperature) at the targets, with logits = softcap(hidden @ weight.T + bias).
 
@@ -31,100 +41,147 @@ def selected_logprobs(
         softcap: logits become tanh(logits / softcap) * softcap; None leaves them.
         temperature: > 0.
         chunk: tokens whose logits exist at one time.
+        columns: words of the vocabulary whose logits exist at one time; None takes what makes a tile of TILE logits
+            (GPU_TILE on a GPU).
+        with_entropies: False leaves them out, and what they cost.
     Returns:
-        logprobs [M] float32, and entropies [M] float32 in nats; both carry gradients.
+        logprobs [M] float32, and entropies [M] float32 in nats, or [0] when left out; both carry gradients.
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    arguments = (hidden, weight, targets, bias, softcap, temperature, chunk)
-    logprobs, entropies = _SelectedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
+    if columns is None:
+        columns = max(1, (TILE if hidden.is_cpu else GPU_TILE) // max(1, min(chunk, len(targets))))
+    head = _Head(softcap, temperature, chunk, columns, with_entropies)
+    logprobs, entropies = _SelectedLogprobs.apply(hidden, weight, targets, bias, head)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
-def _chunk_logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None, temperature: float
-) -> tuple[Tensor, Tensor | None]:
-    """[C, hidden] -> tempered logits [C, V] float32, and the slope of the soft cap when there is one."""
-    logits = torch.nn.functional.linear(hidden, weight, bias).float()
-    slope = None
-    if softcap is not None:
-        squashed = torch.tanh(logits / softcap)
-        logits, slope = squashed * softcap, 1 - squashed * squashed
-    if temperature != 1.0:
-        logits = logits / temperature
-    return logits, slope
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What is done to a product of hidden states and words, and how it is cut into tiles."""
+
+    softcap: float | None
+    temperature: float
+    chunk: int
+    columns: int
+    with_entropies: bool
+
+    def chunks(self, targets: Tensor) -> Iterator[slice]:
+        return (slice(start, start + self.chunk) for start in range(0, len(targets), self.chunk))
+
+    def tiles(self, weight: Tensor) -> Iterator[slice]:
+        return (slice(at, min(at + self.columns, len(weight))) for at in range(0, len(weight), self.columns))
+
+    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) -> tuple[Tensor, Tensor | None]:
+        """[C, hidden] -> tempered logits [C, tile] float32, and the slope of the soft cap when there is one."""
+        product = linear(hidden, weight[tile], None if bias is None else bias[tile])
+        logits, slope = product.float(), None
+        if self.softcap is not None:
+            squashed = logits.div_(self.softcap).tanh_()
+            slope = 1 - squashed * squashed
+            logits = squashed.mul_(self.softcap)
+        return (logits if self.temperature == 1.0 else logits.div_(self.temperature)), slope
+
+
+class _Sums:
+    """Of the logits l met so far, for each token: their maximum m, sum exp(l - m), sum exp(l - m) (l - m), and l at the
+    target.
+    """
+
+    def __init__(self, targets: Tensor, *, moments: bool) -> None:
+        self.targets, self.moments = targets, moments
+        self.top = self.total = self.moment = self.chosen = torch.zeros(0, device=targets.device)
+
+    def add(self, logits: Tensor, tile: slice) -> None:
+        """[C, tile] more logits, which are overwritten."""
+        inside = (self.targets - tile.start).clamp(0, logits.shape[1] - 1)
+        chosen = logits.gather(1, inside[:, None])[:, 0]
+        top = logits.amax(-1) if tile.start == 0 else torch.maximum(self.top, logits.amax(-1))
+        below = logits.sub_(top[:, None])
+        weights = below.exp()
+        total = weights.sum(-1)
+        moment = below.mul_(weights).sum(-1) if self.moments else self.moment
+        if tile.start == 0:
+            self.top, self.total, self.moment, self.chosen = top, total, moment, chosen
+            return
+        shift = self.top - top
+        rescale = shift.exp()
+        if self.moments:
+            self.moment = (self.moment + self.total * shift) * rescale + moment
+        self.total = self.total * rescale + total
+        self.chosen = torch.where(self.targets >= tile.start, chosen, self.chosen)
+        self.top = top
 
 
 class _SelectedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        bias: Tensor | None,
-        softcap: float | None,
-        temperature: float,
-        chunk: int,
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, head: _Head
     ) -> tuple[Tensor, Tensor]:
-        logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
-        entropies = torch.empty_like(logprobs)
-        for start in range(0, len(targets), chunk):
-            part = slice(start, start + chunk)
-            logits, _ = _chunk_logits(hidden[part], weight, bias, softcap, temperature)
-            log_total = logits.logsumexp(-1)
-            # H = -E[ln p]. As log Z - E[logit] it would lose digits where all logits are large.
-            every = logits.sub_(log_total[:, None])
-            logprobs[part] = every.gather(1, targets[part, None])[:, 0]
-            entropies[part] = -(every.exp() * every).sum(-1)
-        ctx.save_for_backward(hidden, weight, targets, bias, entropies)
-        ctx.settings = (softcap, temperature, chunk)
+        log_totals = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        logprobs = torch.empty_like(log_totals)
+        entropies = torch.empty_like(log_totals) if head.with_entropies else log_totals.new_empty(0)
+        for part in head.chunks(targets):
+            sums = _Sums(targets[part], moments=head.with_entropies)
+            for tile in head.tiles(weight):
+                sums.add(head.logits(hidden[part], weight, bias, tile)[0], tile)
+            log_sum = sums.total.log()
+            log_totals[part] = sums.top + log_sum
+            logprobs[part] = sums.chosen - sums.top - log_sum
+            if head.with_entropies:
+                # H = -E[ln p]. As log Z - E[logit] it would lose digits where all logits are large.
+                entropies[part] = log_sum - sums.moment / sums.total
+        ctx.save_for_backward(hidden, weight, targets, bias, log_totals, entropies)
+        ctx.head = head
         # A loss that leaves the entropies out costs nothing for them.
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, bias, entropies = ctx.saved_tensors
-        of_logprobs, of_entropies = grads
-        softcap, temperature, chunk = ctx.settings
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        # Sums over chunks are kept in float32: bfloat16 would lose the later chunks.
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if ctx.needs_input_grad[3] else None
-        for start in range(0, len(targets), chunk):
-            part = slice(start, start + chunk)
-            logits, slope = _chunk_logits(hidden[part], weight, bias, softcap, temperature)
-            grad = logits.softmax(-1)
-            from_entropies = None
-            if of_entropies is not None:
-                # d H / d logits = -p * (ln p + H)
-                surprise = logits.log_softmax(-1).add_(entropies[part, None])
-                from_entropies = surprise.mul_(grad).mul_(-(of_entropies[part] / temperature)[:, None])
-            if of_logprobs is None:
-                grad.zero_()
-            else:
-                # d logp(y) / d logits = onehot(y) - softmax
-                grad.neg_()
-                grad[torch.arange(len(grad), device=grad.device), targets[part]] += 1
-                grad *= (of_logprobs[part] / temperature)[:, None]
-            if from_entropies is not None:
-                grad += from_entropies
-            if slope is not None:
-                grad *= slope
-            if grad_bias is not None:
-                grad_bias += grad.sum(0)
-            grad = grad.to(weight.dtype)
-            if grad_hidden is not None:
-                grad_hidden[part] = grad @ weight
-            if grad_weight is not None:
-                grad_weight += grad.T @ hidden[part]
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None,
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+        hidden, weight, targets, bias, log_totals, entropies = ctx.saved_tensors
+        head: _Head = ctx.head
+        # Sums over tiles are kept in float32: bfloat16 would lose the later ones.
+        exact = {"dtype": torch.float32, "device": hidden.device}
+        of_hidden = torch.zeros(hidden.shape, **exact) if ctx.needs_input_grad[0] else None
+        of_weight = torch.zeros(weight.shape, **exact) if ctx.needs_input_grad[1] else None
+        of_bias = torch.zeros(bias.shape, **exact) if ctx.needs_input_grad[3] else None
+        for part in head.chunks(targets):
+            of_logprobs, of_entropies = (None if g is None else g[part, None] / head.temperature for g in grads)
+            entropy = entropies[part, None] if head.with_entropies else None
+            for tile in head.tiles(weight):
+                logits, slope = head.logits(hidden[part], weight, bias, tile)
+                lnp = logits.sub_(log_totals[part, None])
+                grad = _of_logits(lnp, targets[part] - tile.start, of_logprobs, of_entropies, entropy)
+                if slope is not None:
+                    grad *= slope
+                if of_bias is not None:
+                    of_bias[tile] += grad.sum(0)
+                grad = grad.to(weight.dtype)
+                if of_hidden is not None:
+                    of_hidden[part] += grad @ weight[tile]
+                if of_weight is not None:
+                    of_weight[tile] += grad.T @ hidden[part]
+        found = (of_hidden, of_weight, of_bias)
+        as_given = [None if g is None else g.to(x.dtype) for g, x in zip(found, (hidden, weight, bias), strict=True)]
+        return as_given[0], as_given[1], None, as_given[2], None
+
+
+def _of_logits(
+    lnp: Tensor, targets: Tensor, of_logprobs: Tensor | None, of_entropies: Tensor | None, entropies: Tensor | None
+) -> Tensor:
+    """The gradient by a tile of logits [C, tile], from ln p there (overwritten), the targets counted from the tile's
+    first word, and the gradients by log-probs and entropies [C, 1].
+
+    d logp(y) / d logits = onehot(y) - p; d H / d logits = -p (ln p + H).
+    """
+    p = lnp.exp_() if of_entropies is None else lnp.exp()
+    if of_entropies is None or entropies is None:
+        grad = p if of_logprobs is None else p.mul_(-of_logprobs)
+    else:
+        follow = (lnp + entropies).mul_(of_entropies)
+        grad = p.neg_().mul_(follow if of_logprobs is None else follow.add_(of_logprobs))
+    if of_logprobs is not None:
+        rows = ((targets >= 0) & (targets < lnp.shape[1])).nonzero()[:, 0]
+        grad[rows, targets[rows]] += of_logprobs[rows, 0]
+    return grad

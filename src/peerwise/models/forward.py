@@ -7,17 +7,21 @@ forward with one row per completion. Knows nothing about rewards, advantages or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from peerwise.algo.logprob import selected_logprobs
+from peerwise.algo.logprob import CHUNK, selected_logprobs
 from peerwise.errors import ModelError
-from peerwise.models.attention import NAME, AttentionPlan, AttentionRule, masked_attention
+from peerwise.models.attention import NAME, AttentionPlan, use_attention
+from peerwise.models.fused import fused_blocks
+from peerwise.models.offload import offloaded_activations
+from peerwise.models.shared_prompt import SharedPromptAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,72 +41,15 @@ class PackedGroup:
         return len(self.prompt) + sum(map(len, self.completions))
 
 
-@dataclass(slots=True)
-class _Span:
-    """Where a group lies in the row: the prompt's start and length, and its completions as a padded index."""
+@contextmanager
+def packed_forward(model: PreTrainedModel, *, offload: bool = False) -> Iterator[None]:
+    """Within the block the model takes packed rows; what is differentiated must stay inside, backward pass included.
 
-    start: int
-    prompt: int
-    index: Tensor  # [G, L] positions in the row; rows shorter than L repeat their last token
-    valid: Tensor  # [G * L] bool, True where the index is a real token
-    masks: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-
-class SharedPromptAttention(AttentionPlan):
-    """Each completion sees its group's prompt and itself; a prompt sees itself; nothing else."""
-
-    def __init__(self, groups: Sequence[PackedGroup], device: torch.device) -> None:
-        self.spans: list[_Span] = []
-        start = 0
-        for group in groups:
-            self.spans.append(_span(group, start, device))
-            start += group.num_tokens
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
-        """[1, H, N, D] queries over the packed row -> [1, H, N, D]."""
-        parts: list[Tensor] = []
-        for span in self.spans:
-            prompt = slice(span.start, span.start + span.prompt)
-            prompt_mask, own_mask = self._masks(span, rule.window, q.device)
-            prompt_k, prompt_v = k[:, :, prompt], v[:, :, prompt]
-            parts.append(masked_attention(q[:, :, prompt], prompt_k, prompt_v, prompt_mask, rule)[0])
-            if span.index.numel() == 0:
-                continue
-            rows = span.index.shape[0]
-            own_q, own_k, own_v = (x[0][:, span.index].transpose(0, 1) for x in (q, k, v))  # [G, heads, L, D]
-            full_k = torch.cat([prompt_k.expand(rows, -1, -1, -1), own_k], dim=2)
-            full_v = torch.cat([prompt_v.expand(rows, -1, -1, -1), own_v], dim=2)
-            out = masked_attention(own_q, full_k, full_v, own_mask, rule)  # [G, H, L, D]
-            parts.append(out.transpose(0, 1).flatten(1, 2)[:, span.valid])
-        return torch.cat(parts, dim=1)[None]
-
-    @staticmethod
-    def _masks(span: _Span, window: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
-        """[P, P] for the prompt and [L, P + L] for each completion; the same for all layers with one window."""
-        if window not in span.masks:
-            position = torch.arange(span.prompt + span.index.shape[1], device=device)
-            distance = position[:, None] - position[None, :]
-            seen = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
-            span.masks[window] = (seen[: span.prompt, : span.prompt], seen[span.prompt :])
-        return span.masks[window]
-
-
-def _span(group: PackedGroup, start: int, device: torch.device) -> _Span:
-    prompt, lengths = len(group.prompt), [len(y) for y in group.completions]
-    longest = max(lengths, default=0)
-    index: list[list[int]] = []
-    valid: list[bool] = []
-    at = start + prompt
-    for length in lengths:
-        index.append([at + min(t, length - 1) for t in range(longest)])
-        valid.extend(t < length for t in range(longest))
-        at += length
-    return _Span(
-        start,
-        prompt,
-        torch.tensor(index, dtype=torch.long, device=device).reshape(len(lengths), longest),
-        torch.tensor(valid, dtype=torch.bool, device=device),
-    )
+    Args:
+        offload: activations wait for the backward pass in main memory.
+    """
+    with use_attention(model, NAME), fused_blocks(model), offloaded_activations(model) if offload else nullcontext():
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +93,7 @@ def head_of(model: PreTrainedModel) -> Head:
 def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
     """Run packed tokens through the decoder: ids [N], positions [N] -> final hidden states [N, hidden].
 
-    Call within `use_attention(model, NAME)`, the backward pass included: any other attention would take the packed
-    row for one text.
+    Call within `packed_forward(model)`: any other attention would take the packed row for one text.
 
     Raises:
         ModelError: the model runs another attention function.
@@ -155,7 +101,7 @@ def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, plan: 
     if model.config._attn_implementation != NAME:
         raise ModelError(
             f"packed tokens need the attention function {NAME!r}, but {type(model).__name__} runs "
-            f"{model.config._attn_implementation!r}; call within use_attention(model, {NAME!r})"
+            f"{model.config._attn_implementation!r}; call within packed_forward(model)"
         )
     out = model.base_model(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
     return cast(Tensor, out.last_hidden_state[0])
@@ -194,19 +140,26 @@ def pack(groups: Sequence[PackedGroup], device: torch.device) -> Pack:
             ids += completion
             targets += completion
     row = [torch.tensor(column, dtype=torch.long, device=device) for column in (ids, positions, source, targets)]
-    return Pack(row[0], row[1], row[2], row[3], SharedPromptAttention(groups, device))
+    lengths = [(len(group.prompt), [len(y) for y in group.completions]) for group in groups]
+    return Pack(row[0], row[1], row[2], row[3], SharedPromptAttention(lengths, device))
 
 
 def completion_logprobs(
-    model: PreTrainedModel, groups: Sequence[PackedGroup], *, temperature: float = 1.0, chunk: int = 1024
+    model: PreTrainedModel,
+    groups: Sequence[PackedGroup],
+    *,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+    with_entropies: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of every completion token, and the entropy of the distribution it was drawn from.
 
     Args:
         temperature: divides the logits, as it does in the sampler; 0 (greedy) leaves them as they are.
         chunk: tokens whose logits exist at one time.
+        with_entropies: False leaves them out, and what they cost.
     Returns:
-        logprobs [M] and entropies [M], float32, in the order of groups and completions.
+        logprobs [M] and entropies [M] (or [0]), float32, in the order of groups and completions.
     """
     packed = pack(groups, model.device)
     hidden = hidden_states(model, packed.ids, packed.positions, packed.plan)[packed.source]
@@ -219,4 +172,5 @@ def completion_logprobs(
         softcap=head.softcap,
         temperature=temperature or 1.0,
         chunk=chunk,
+        with_entropies=with_entropies,
     )

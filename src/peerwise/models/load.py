@@ -35,6 +35,8 @@ class Policy:
     """Every id that ends an answer."""
     source: str
     """Where it was loaded from."""
+    offload: bool = False
+    """In training, activations wait for the backward pass in main memory."""
 
     def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The chat as ids, ready for the model's answer, special tokens once.
@@ -75,6 +77,7 @@ def load(
     device: str = "auto",
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
+    offload_activations: bool = False,
 ) -> Policy:
     """Load a local folder, a hub name or the embedded model, ready for the native engine and for training.
 
@@ -98,7 +101,7 @@ def load(
     model = model.to(place).eval()
     if gradient_checkpointing:
         _checkpoint_activations(model)
-    return Policy(model, tokenizer, end_ids(model, tokenizer), source)
+    return Policy(model, tokenizer, end_ids(model, tokenizer), source, offload_activations)
 
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:

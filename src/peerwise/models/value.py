@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from peerwise.models.attention import NAME, use_attention
-from peerwise.models.forward import PackedGroup, hidden_states, pack
+from peerwise.models.forward import PackedGroup, hidden_states, pack, packed_forward
 
 
 class ValueNetwork(nn.Module):
@@ -38,7 +37,7 @@ class ValueNetwork(nn.Module):
         """[M] float32, in the order of groups and completions."""
         trunk = self._trunk[0]
         packed = pack(groups, trunk.device)
-        with use_attention(trunk, NAME), torch.set_grad_enabled(torch.is_grad_enabled() and self.own is not None):
+        with packed_forward(trunk), torch.set_grad_enabled(torch.is_grad_enabled() and self.own is not None):
             hidden = hidden_states(trunk, packed.ids, packed.positions, packed.plan)[packed.source]
         values: Tensor = self.head(hidden.float())
         return values[:, 0]

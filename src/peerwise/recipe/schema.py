@@ -148,7 +148,7 @@ class Rollout(Section):
     """Sample among this many likeliest tokens; 0 is no limit. Training needs 0."""
     stop: list[str] = Field(default_factory=list)
     """Texts that end an answer as soon as it contains one."""
-    max_branches: int = Field(256, ge=1)
+    max_branches: int = Field(128, ge=1)
     """Answers that are decoded side by side; others wait for a free place."""
 
 

@@ -5,6 +5,7 @@ A group that is larger than the budget is split, and each part computes the prom
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,19 +21,26 @@ class Part:
 
 
 def micro_batches(groups: Sequence[PackedGroup], budget: int, *, skip: Sequence[bool]) -> Iterator[list[Part]]:
-    """Batches of parts of at most `budget` tokens each; one completion with its prompt always goes through.
+    """Batches of parts of at most `budget` tokens each, about equally large: the largest decides what memory they take.
+
+    One completion with its prompt always goes through.
 
     Args:
         groups: all groups of the update; rows are numbered through them in order.
         budget: tokens of one forward, prompts included.
         skip: [groups] True leaves a group out. Rows keep their numbers.
     """
+    parts = list(_parts(groups, budget, skip))
+    total = sum(part.group.num_tokens for part in parts)
+    share = total / max(1, math.ceil(total / budget))
     batch: list[Part] = []
-    used = 0
-    for part in _parts(groups, budget, skip):
-        if batch and used + part.group.num_tokens > budget:
+    used = before = full = 0
+    for part in parts:
+        # A part goes where its middle falls when the row is cut into equal shares.
+        middle = before + used + part.group.num_tokens / 2
+        if batch and (used + part.group.num_tokens > budget or middle >= share * (full + 1)):
             yield batch
-            batch, used = [], 0
+            batch, used, before, full = [], 0, before + used, full + 1
         batch.append(part)
         used += part.group.num_tokens
     if batch:

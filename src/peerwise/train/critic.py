@@ -17,16 +17,17 @@ from peerwise.recipe.schema import Critic as Settings
 from peerwise.recipe.schema import Stage
 from peerwise.records import Group
 from peerwise.train.batch import micro_batches
+from peerwise.train.budget import TokenBudget
 from peerwise.train.optimizer import MasterWeights, make_optimizer
-from peerwise.train.step import counted_of, packed_groups, store
+from peerwise.train.sequences import counted_of, packed_groups, store
 
 
 class Critic:
     """The value network of one stage with its optimizer. It starts from the policy as it is when the stage begins."""
 
-    def __init__(self, policy: Policy, stage: Stage) -> None:
+    def __init__(self, policy: Policy, stage: Stage, budget: TokenBudget) -> None:
         self.settings: Settings = stage.critic
-        self.budget = stage.optimizer.micro_batch_tokens
+        self.budget = budget
         self.network = ValueNetwork(policy.model, share_trunk=self.settings.trunk == "shared")
         self.weights = MasterWeights(self.network)
         self.optimizer = make_optimizer(self.weights, stage.optimizer)
@@ -64,21 +65,25 @@ class Critic:
         metrics.add("value/mean", float(everything[0].sum()), len(everything[0]))
         metrics.add("value/explained", explained_variance(*everything))
         device = self.network.head.weight.device
-        for _ in range(passes):
+
+        def collect(tokens: int) -> float:
             total = 0.0
-            for parts in micro_batches(packed, self.budget, skip=[False] * len(packed)):
-                rows = [row for part in parts for row in part.rows]
-                loss = value_loss(
-                    self.network([part.group for part in parts]),
-                    torch.cat([self.values[row] for row in rows]).to(device),
-                    torch.cat([self.returns[row] for row in rows]).to(device),
-                    weights[rows].repeat_interleave(lengths[rows]).to(device),
-                    clip=self.settings.value_clip,
-                )
-                loss.backward()  # type: ignore[no-untyped-call]
-                self.weights.collect()
-                total += float(loss.detach())
-            metrics.add("value/loss", total)
+            with self.weights.collecting():
+                for parts in micro_batches(packed, tokens, skip=[False] * len(packed)):
+                    rows = [row for part in parts for row in part.rows]
+                    loss = value_loss(
+                        self.network([part.group for part in parts]),
+                        torch.cat([self.values[row] for row in rows]).to(device),
+                        torch.cat([self.returns[row] for row in rows]).to(device),
+                        weights[rows].repeat_interleave(lengths[rows]).to(device),
+                        clip=self.settings.value_clip,
+                    )
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    total += float(loss.detach())
+            return total
+
+        for _ in range(passes):
+            metrics.add("value/loss", self.budget.run(collect, forget=self.optimizer.zero_grad))
             metrics.add("value/grad_norm", self.optimizer.step(learning_rate))
 
     def state(self) -> dict[str, Tensor]:
@@ -98,7 +103,11 @@ class Critic:
     def _values(self, groups: Sequence[Group]) -> list[Tensor]:
         packed = packed_groups(groups)
         found: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for parts in micro_batches(packed, self.budget, skip=[False] * len(packed)):
+
+        def look(tokens: int) -> None:
+            for parts in micro_batches(packed, tokens, skip=[False] * len(packed)):
                 store(found, parts, self.network([part.group for part in parts]))
+
+        with torch.no_grad():
+            self.budget.run(look)
         return [found[row].cpu() for row in range(len(found))]

@@ -17,12 +17,14 @@ from peerwise.recipe.schema import Stage
 from peerwise.records import Group
 from peerwise.tasks.order import Order
 from peerwise.tasks.pairs import Pair
+from peerwise.train.budget import make_budget
 from peerwise.train.learner import Learner
-from peerwise.train.optimizer import Optimizer
+from peerwise.train.likelihood import sequence_logprobs, weighted_likelihood
+from peerwise.train.optimizer import Optimizer, move
 from peerwise.train.sampling import Sampling
 from peerwise.train.schedule import stage_rate, stage_temperature
+from peerwise.train.sequences import packed_groups
 from peerwise.train.session import Session
-from peerwise.train.step import move, packed_groups, sequence_logprobs, weighted_likelihood
 
 
 class Dpo(Learner):
@@ -30,6 +32,7 @@ class Dpo(Learner):
 
     def __init__(self, session: Session, name: str, stage: Stage, optimizer: Optimizer) -> None:
         self.session, self.stage, self.optimizer = session, stage, optimizer
+        self.budget = make_budget(stage.optimizer.micro_batch_tokens, session.policy.model, session.console.note)
         self.reference = Reference(session.policy.model)
         self.groups: list[Group] = []
         self.advantages = torch.zeros(0)
@@ -107,7 +110,7 @@ class Dpo(Learner):
         of whole answers only, so these are computed first, and the loss's slope in each of them is the weight with
         which that answer is then followed or avoided: the same gradient, whatever the micro-batches.
         """
-        budget = self.stage.optimizer.micro_batch_tokens
+        budget = self.budget
         model = self.session.policy.model
         with self.reference.policy() as frozen:
             reference = _sums(sequence_logprobs(frozen, groups, temperature=temperature, micro_batch_tokens=budget))

@@ -18,15 +18,19 @@ from peerwise.models.lora import Reference
 from peerwise.recipe.method import method_of
 from peerwise.recipe.schema import Stage
 from peerwise.records import Group
+from peerwise.train.budget import make_budget
 from peerwise.train.critic import Critic
 from peerwise.train.learner import Learner
+from peerwise.train.likelihood import sequence_logprobs
 from peerwise.train.optimizer import Optimizer
 from peerwise.train.replay import Replay
 from peerwise.train.replay import measure as measure_replay
 from peerwise.train.sampling import Sampling
 from peerwise.train.schedule import stage_rate, stage_temperature
+from peerwise.train.sequences import counted_of, packed_groups
 from peerwise.train.session import Session
-from peerwise.train.step import counted_of, packed_groups, policy_step, sequence_logprobs
+from peerwise.train.step import policy_step
+from peerwise.train.trace import Seen
 
 
 class Grpo(Learner):
@@ -43,7 +47,8 @@ class Grpo(Learner):
         self.coefficient = self.method.kl_coefficient
         # The policy as it stands now: the divergence starts at 0.
         self.reference = Reference(session.policy.model) if self.coefficient > 0 else None
-        self.critic = Critic(session.policy, stage) if self.method.baseline == "critic" else None
+        self.budget = make_budget(stage.optimizer.micro_batch_tokens, session.policy.model, session.console.note)
+        self.critic = Critic(session.policy, stage, self.budget) if self.method.baseline == "critic" else None
         settings = stage.algorithm
         self.replay = Replay(settings.replay_groups, settings.replay_steps, seed=self.seed)
         self.groups: list[Group] = []
@@ -68,6 +73,7 @@ class Grpo(Learner):
         again = self.replay.draw(step, len(self.groups[0].completions))
         self.batch = batch = [*self.groups, *(kept.group for kept in again)]
         self.batch_advantages = torch.zeros(len(batch), len(batch[0].completions))
+        self.seen = Seen()
         started = time.perf_counter()
         charged = self._divergences(batch, stage_temperature(self.stage, step))
         advantages, by_token = self._compare(batch, charged)
@@ -116,7 +122,7 @@ class Grpo(Learner):
                 frozen,
                 packed_groups(batch),
                 temperature=temperature,
-                micro_batch_tokens=self.stage.optimizer.micro_batch_tokens,
+                micro_batch_tokens=self.budget,
             )
         completions = [c for group in batch for c in group.completions]
         sampled = [torch.tensor(c.logprobs, device=r.device) for c, r in zip(completions, reference, strict=True)]
@@ -215,7 +221,7 @@ class Grpo(Learner):
             learning_rate=rate,
             temperature=stage_temperature(self.stage, step),
             max_new_tokens=self.stage.rollout.max_new_tokens,
-            micro_batch_tokens=self.stage.optimizer.micro_batch_tokens,
+            micro_batch_tokens=self.budget,
             passes=settings.updates_per_batch,
             mini_batches=settings.mini_batches,
             seed=self.seed + step,
@@ -223,6 +229,7 @@ class Grpo(Learner):
             kl_coefficient=self.coefficient,
             mismatch_bound=settings.mismatch_bound,
             stale=len(batch) - len(self.groups),
+            seen=self.seen,
         )
         metrics.add("learning_rate", rate)
         return metrics

@@ -12,6 +12,7 @@ from peerwise.metrics.value import Metrics
 from peerwise.recipe.schema import Stage
 from peerwise.records import Group
 from peerwise.train.sampling import Sampling
+from peerwise.train.trace import Seen
 
 
 class Learner(ABC):
@@ -24,6 +25,8 @@ class Learner(ABC):
     """What the last step sampled; empty where nothing is sampled."""
     advantages: Tensor
     """[P, G] how each of these answers counted."""
+    seen: Seen | None = None
+    """What the last update computed for each token of these answers; None where it keeps none of that."""
 
     @abstractmethod
     def step(self, step: int) -> Metrics:

@@ -7,9 +7,15 @@ float32 as well. A float32 parameter is its own master.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
+from peerwise.metrics.value import Metrics
 from peerwise.recipe.schema import Optimizer as Settings
 
 
@@ -23,17 +29,33 @@ class MasterWeights:
             for name, p in self.parameters.items()
         }
 
-    def collect(self) -> None:
-        """Move the model's gradients onto the masters, adding to what is there. Call after each backward."""
-        for name, p in self.parameters.items():
-            master = self.masters[name]
-            if master is p or p.grad is None:
-                continue
-            if master.grad is None:
-                master.grad = p.grad.float()
-            else:
-                master.grad += p.grad
-            p.grad = None
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """A block for one gradient: what backward finds in it goes onto the masters at once, added up in float32.
+
+        So the gradients of a bfloat16 model never exist all at once beside their float32 sums. These are one piece of
+        memory, taken before the activations come: taken as these go, they would lie scattered among the holes, and the
+        next activations would find no room there.
+        """
+        pairs = [(p, self.masters[name]) for name, p in self.parameters.items()]
+        apart = [(p, master) for p, master in pairs if p is not master]
+        self._make_room()
+        hooks = [
+            p.register_post_accumulate_grad_hook(partial(_move_gradient, master))  # type: ignore[no-untyped-call]
+            for p, master in apart
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _make_room(self) -> None:
+        missing = [master for master in self.masters.values() if master.grad is None]
+        if missing:
+            room = torch.zeros(sum(master.numel() for master in missing), device=missing[0].device)
+            for master, piece in zip(missing, torch.split(room, [m.numel() for m in missing]), strict=True):
+                master.grad = piece.view_as(master)
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -48,6 +70,15 @@ class MasterWeights:
         for name, master in self.masters.items():
             master.copy_(values[name])
         self.publish()
+
+
+def _move_gradient(master: Tensor, p: Tensor) -> None:
+    assert p.grad is not None
+    if master.grad is None:
+        master.grad = p.grad.float()
+    else:
+        master.grad += p.grad
+    p.grad = None
 
 
 class Optimizer:
@@ -120,3 +151,11 @@ def make_optimizer(weights: MasterWeights, settings: Settings) -> Optimizer:
         weight_decay=settings.weight_decay,
         max_norm=settings.max_grad_norm,
     )
+
+
+def move(metrics: Metrics, optimizer: Optimizer, learning_rate: float) -> None:
+    """One optimizer update; one that is left out because its gradient is not finite is counted."""
+    norm = optimizer.step(learning_rate)
+    metrics.add("grad_norm", norm)
+    if not math.isfinite(norm):
+        metrics.add("skipped/steps", 1)

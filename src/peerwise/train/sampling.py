@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from peerwise.metrics.diagnosis import CONSTANT_PART, Trouble
 from peerwise.metrics.value import Metrics
 from peerwise.recipe.schema import Stage
 from peerwise.records import Group, Problem, Score
@@ -69,7 +70,7 @@ class Sampling:
         for label, watch in self.watches.items():
             scores = [score for group in groups if group.problem.task == label for score in group.scores]
             if (text := watch.look(scores)) is not None:
-                self.session.console.warn(f"task {label}: {text}")
+                self.session.console.warn(Trouble(CONSTANT_PART, f"task {label}: {text}").line)
 
     def carried(self) -> dict[str, Any]:
         """What the next step needs to know besides the position."""

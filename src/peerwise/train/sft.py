@@ -12,12 +12,13 @@ from peerwise.metrics.value import Metrics
 from peerwise.recipe.schema import Stage
 from peerwise.records import Group, Problem
 from peerwise.tasks.order import Order
+from peerwise.train.budget import make_budget
 from peerwise.train.learner import Learner
+from peerwise.train.likelihood import imitation_step
 from peerwise.train.optimizer import Optimizer
 from peerwise.train.sampling import Sampling
 from peerwise.train.schedule import stage_rate
 from peerwise.train.session import Session
-from peerwise.train.step import imitation_step
 
 
 class Sft(Learner):
@@ -29,6 +30,7 @@ class Sft(Learner):
 
     def __init__(self, session: Session, name: str, stage: Stage, optimizer: Optimizer) -> None:
         self.session, self.stage, self.optimizer = session, stage, optimizer
+        self.budget = make_budget(stage.optimizer.micro_batch_tokens, session.policy.model, session.console.note)
         self.groups: list[Group] = []
         self.advantages = torch.zeros(0)
         self.examples: list[Problem] = []
@@ -61,7 +63,7 @@ class Sft(Learner):
                     examples,
                     self.optimizer,
                     learning_rate=rate,
-                    micro_batch_tokens=self.stage.optimizer.micro_batch_tokens,
+                    micro_batch_tokens=self.budget,
                 )
             )
         else:
