@@ -3,6 +3,7 @@
     python benchmarks/rollout.py --engines native,transformers --problems 8 --group-size 8 --new-tokens 64 --json
     python benchmarks/rollout.py --engines native,transformers,vllm --vllm-python .venv-vllm/bin/python --json
     python benchmarks/rollout.py --group-size 4,8,16,32 --new-tokens 64 --json          # one line for each setting
+    python benchmarks/rollout.py --engines native,torch --profile                       # milliseconds of a step by part
 
 Each engine lives in a process of its own (benchmarks/rollout_engines.py) and runs while the others sleep. Repeats are
 interleaved and medians reported: a slow minute of the machine falls on all. `prefill_s` is the time to the first token
@@ -70,19 +71,20 @@ class Engine:
 
 
 def measured(engines: dict[str, Engine], job: dict[str, Any], repeats: int, flops: float) -> dict[str, Any]:
-    """One setting on every engine. The first round warms up."""
+    """One setting on every engine, after a few tokens of each to warm up."""
     first = {**job, "new_tokens": 1}
     whole: dict[str, list[float]] = {name: [] for name in engines}
     prefill: dict[str, list[float]] = {name: [] for name in engines}
     rows, tokens = len(job["prompts"]) * job["group_size"], 0
-    for repeat, (name, engine) in itertools.product(range(repeats + 1), engines.items()):
-        start, run = engine.ask(first), engine.ask(job)
+    for engine in engines.values():
+        engine.ask({**job, "new_tokens": 8})
+    for _, (name, engine) in itertools.product(range(repeats), engines.items()):
+        prefill[name].append(engine.ask(first)["seconds"])
+        run = engine.ask(job)
         tokens = run["tokens"]
         if tokens != rows * job["new_tokens"]:
             raise SystemExit(f"{name} drew {tokens} tokens, expected {rows * job['new_tokens']}")
-        if repeat:
-            prefill[name].append(start["seconds"])
-            whole[name].append(run["seconds"])
+        whole[name].append(run["seconds"])
     rate = next(iter(engines.values())).ask({"rate": True})["rate"]
     figures = {}
     for name, engine in engines.items():
@@ -107,6 +109,19 @@ def measured(engines: dict[str, Engine], job: dict[str, Any], repeats: int, flop
         "engines": figures,
         f"{lead}_over": {name: figures[lead]["tokens_per_s"] / figures[name]["tokens_per_s"] for name in others},
     }
+
+
+def profiled(engines: dict[str, Engine], job: dict[str, Any]) -> dict[str, Any]:
+    """Milliseconds of a decode step by part: those of a whole draw less those of its first token, over the steps."""
+    found: dict[str, Any] = {"group_size": job["group_size"], "new_tokens": job["new_tokens"]}
+    for name, engine in engines.items():
+        engine.ask({**job, "new_tokens": 8})
+        first, whole = (engine.ask({**job, "new_tokens": n, "profile": True}) for n in (1, job["new_tokens"]))
+        steps = job["new_tokens"] - 1
+        parts = {part: 1000 * (whole[part] - first[part]) / steps for part in whole}
+        parts["everything else"] = parts["all"] - sum(value for part, value in parts.items() if part != "all")
+        found[name] = parts
+    return found
 
 
 def prompts_of(policy: Policy, problems: int, length: int | None) -> list[list[int]]:
@@ -145,7 +160,8 @@ def main() -> None:
                 "new_tokens": new_tokens,
                 "top_p": top_p,
             }
-            result = {**about, **measured(engines, job, options.repeats, flops)}
+            found = profiled(engines, job) if options.profile else measured(engines, job, options.repeats, flops)
+            result = {**about, **found}
             print(json.dumps(result, indent=None if options.json else 1), flush=True)
         for engine in engines.values():
             engine.end()
@@ -169,6 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--vllm-python", default=".venv-vllm/bin/python", help="interpreter of the environment with vLLM"
     )
+    parser.add_argument("--profile", action="store_true", help="where a step of native and torch goes, and no rates")
     parser.add_argument("--json", action="store_true", help="one line for each setting")
     return parser
 

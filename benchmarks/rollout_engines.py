@@ -4,12 +4,14 @@
 
 ENGINE is native, torch (native without its compiled kernels), transformers or vllm; the last runs under the interpreter
 of an environment with vLLM and imports nothing of peerwise. One JSON object a line comes in, {"prompts", "group_size",
-"new_tokens", "top_p"}, and one goes out, {"seconds", "tokens"}; {"rate": true} asks for the machine's matrix rate.
+"new_tokens", "top_p"}, and one goes out, {"seconds", "tokens"}; {"rate": true} asks for the machine's matrix rate, and
+"profile": true beside a job for the seconds of each part of the native engine.
 Every engine draws at temperature 1, never ends early, and so draws the same number of tokens.
 """
 
 from __future__ import annotations
 
+import cProfile
 import json
 import os
 import sys
@@ -127,6 +129,32 @@ def matrix_rate(dtype: str) -> float:
     return 2 * 2048**3 / min(seconds)
 
 
+PARTS = {
+    "matrix products": ("_linear_pointwise", "_linear"),
+    "attention": ("attend",),
+    "norms, gates, rotation": ("rms_norm", "add_rms_norm", "gated", "rotate"),
+    "drawing": ("draw",),
+}
+"""Functions of the native engine, by what they do; none calls one of another part."""
+
+
+def parts_of(draw: Draw, job: Job) -> dict[str, float]:
+    """Seconds in each part of a draw, and in all; the profiler's own time lies in what is none of them."""
+    profile = cProfile.Profile()
+    started = time.perf_counter()
+    profile.runcall(draw, job)
+    seconds = dict.fromkeys(PARTS, 0.0) | {"all": time.perf_counter() - started}
+    for entry in profile.getstats():
+        code = entry.code
+        name = code.rsplit(".", 1)[-1].rstrip(">") if isinstance(code, str) else code.co_name
+        ours = isinstance(code, str) or "peerwise" in code.co_filename
+        for part, names in PARTS.items():
+            # Attention is the kernels' where there are kernels, and inside the plan's otherwise.
+            if ours and name in names and (part != "attention" or "attention.py" in getattr(code, "co_filename", "")):
+                seconds[part] += entry.totaltime
+    return seconds
+
+
 def main(arguments: Sequence[str]) -> None:
     """Serve one engine until the input ends."""
     engine, folder, dtype, threads = arguments
@@ -143,6 +171,9 @@ def main(arguments: Sequence[str]) -> None:
         job = json.loads(line)
         if "rate" in job:
             print(json.dumps({"rate": matrix_rate(dtype)}), file=answers)
+            continue
+        if "profile" in job:
+            print(json.dumps(parts_of(draw, job)), file=answers)
             continue
         started = time.perf_counter()
         tokens = draw(job)
