@@ -525,7 +525,7 @@ FAULTS = [
         "each micro-batch has its own denominator",
         "train/step.py",
         "weights[rows].to(logprobs.device).repeat_interleave(lengths)",
-        "token_weights(lengths, method.aggregation, fixed_length=16).repeat_interleave(lengths)",
+        "torch.full((len(rows),), 1.0 / float(lengths.sum())).repeat_interleave(lengths)",
         ACCUMULATION,
     ),
     Fault(
@@ -557,10 +557,10 @@ FAULTS = [
         BOTH_UPDATES,
     ),
     Fault(
-        "a bfloat16 model has no master",
+        "a master keeps only what bfloat16 can tell",
         "train/optimizer.py",
-        "name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())",
-        "name: p",
+        "p.copy_(self.masters[name])",
+        "self.masters[name].copy_(p.copy_(self.masters[name]))",
         OPTIMIZER + "test_moves_smaller_than_bfloat16_can_tell_add_up_in_the_master",
     ),
     Fault(
@@ -703,8 +703,8 @@ FAULTS = [
     Fault(
         "the lean decoder rotates the wrong way",
         "models/lean.py",
-        "torch.cat([-first, second], dim=-1)",
-        "torch.cat([first, -second], dim=-1)",
+        "torch.cat([-second, first], dim=-1)",
+        "torch.cat([second, -first], dim=-1)",
         LEAN,
     ),
     Fault(
@@ -918,7 +918,7 @@ FAULTS = [
         "metrics/replay.py",
         'yield row["global_step"], 2, partial',
         'yield row["global_step"], -1, partial',
-        "tests/metrics/test_replay.py",
+        "tests/metrics/test_told_again.py",
     ),
     Fault(
         "trackers are told figures that are not finite",

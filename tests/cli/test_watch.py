@@ -2,6 +2,7 @@
 goes on and ends with one that is over."""
 
 import json
+import math
 import os
 import pty
 import signal
@@ -96,7 +97,7 @@ def on_a_terminal(run, columns, rows, *words, stop_when=None):
     command = [sys.executable, "-m", "peerwise", "watch", str(run), *words]
     process = subprocess.Popen(command, stdin=writer, stdout=writer, stderr=writer, env=environment)
     os.close(writer)
-    said, deadline = b"", time.monotonic() + 60
+    said, deadline, again = b"", time.monotonic() + 60, math.inf
     while time.monotonic() < deadline:
         try:
             said += os.read(reader, 65536)
@@ -104,7 +105,10 @@ def on_a_terminal(run, columns, rows, *words, stop_when=None):
             break
         if stop_when is not None and stop_when in said:
             process.send_signal(signal.SIGINT)
-            stop_when = None
+            stop_when, again = None, time.monotonic() + 10
+        if time.monotonic() > again:  # Python drops an interrupt that falls into one of its own callbacks
+            process.send_signal(signal.SIGINT)
+            again = math.inf
     os.close(reader)
     return said.decode(), process.wait(10)
 
