@@ -17,13 +17,13 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from peerwise.recipe.load import loads
 from peerwise.recipe.plan import SHAPES, plan
 from peerwise.recipe.schema import Recipe
 from peerwise.records import Completion, Group, Problem, Score
+from sweep import forget_peak, resident
 
 MODEL = "smollm2-135m-instruct"
 PROBLEMS, GROUP_SIZE, PROMPT, ANSWER = 4, 8, 128, 64
@@ -69,12 +69,6 @@ def planned_bytes(name: str) -> int:
     return sum(term.bytes for term in stage.memory if term.phase in ("always", "training"))
 
 
-def resident(field: str) -> int:
-    """VmRSS or VmHWM of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
 def measure(name: str, *, keep: bool) -> int:
     """Two updates as the setting says; bytes at the peak beyond those before."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -93,7 +87,7 @@ def measure(name: str, *, keep: bool) -> int:
     settings = recipe.model
     model = load(MODEL, dtype=settings.dtype, gradient_checkpointing=settings.gradient_checkpointing).model
     # While it is read, the model is there in the file's dtype too; the peak of interest comes later.
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_peak()
     updates(model, recipe)
     return resident("VmHWM") - before
 
@@ -118,7 +112,7 @@ def updates(model: Any, recipe: Recipe) -> None:
     for _ in range(2):
         policy_step(
             Policy(model, None, frozenset(), ""),  # type: ignore[arg-type]
-            made_up(),
+            made_up(PROBLEMS, GROUP_SIZE, PROMPT, ANSWER),
             advantages,
             optimizer,
             method=method,
@@ -130,24 +124,24 @@ def updates(model: Any, recipe: Recipe) -> None:
         )
 
 
-def made_up() -> list[Group]:
-    """Groups of random ids, all prompts and all answers of one length."""
+def made_up(problems: int, group_size: int, prompt: int, answer: int) -> list[Group]:
+    """Groups of random ids below 32,000, all prompts and all answers of one length."""
     rng = random.Random(0)
 
     def ids(count: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(100, 40_000) for _ in range(count))
+        return tuple(rng.randrange(100, 32_000) for _ in range(count))
 
-    def answer() -> Completion:
-        return Completion(token_ids=ids(ANSWER), logprobs=(-5.0,) * ANSWER, finish="length", text="")
+    def completion() -> Completion:
+        return Completion(token_ids=ids(answer), logprobs=(-5.0,) * answer, finish="length", text="")
 
     return [
         Group(
             problem=Problem(id=str(p), task="t", messages=(), answer=""),
-            prompt_ids=ids(PROMPT),
-            completions=tuple(answer() for _ in range(GROUP_SIZE)),
-            scores=tuple(Score(total=float(i % 2), correct=bool(i % 2)) for i in range(GROUP_SIZE)),
+            prompt_ids=ids(prompt),
+            completions=tuple(completion() for _ in range(group_size)),
+            scores=tuple(Score(total=float(i % 2), correct=bool(i % 2)) for i in range(group_size)),
         )
-        for p in range(PROBLEMS)
+        for p in range(problems)
     ]
 
 

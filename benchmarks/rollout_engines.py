@@ -2,10 +2,11 @@
 
     python benchmarks/rollout_engines.py ENGINE MODEL_FOLDER DTYPE THREADS
 
-ENGINE is native, torch (native without its compiled kernels), transformers or vllm; the last runs under the interpreter
-of an environment with vLLM and imports nothing of peerwise. One JSON object a line comes in, {"prompts", "group_size",
-"new_tokens", "top_p"}, and one goes out, {"seconds", "tokens"}; {"rate": true} asks for the machine's matrix rate, and
-"profile": true beside a job for the seconds of each part of the native engine.
+ENGINE is native, torch (native without its compiled kernels), transformers (`generate`), transformers-continuous
+(`generate_batch`) or vllm; the last runs under the interpreter of an environment with vLLM and imports nothing of
+peerwise. One JSON object a line comes in, {"prompts", "group_size", "new_tokens", "top_p"}, and one goes out,
+{"seconds", "tokens"}; {"rate": true} asks for the machine's matrix rate, {"rest": true} gives freed memory back to the
+system, and "profile": true beside a job asks for the seconds of each part of the native engine.
 Every engine draws at temperature 1, never ends early, and so draws the same number of tokens.
 """
 
@@ -18,6 +19,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from sweep import give_memory_back
 
 Job = dict[str, Any]
 Draw = Callable[[Job], int]
@@ -82,6 +85,50 @@ def transformers(folder: str, dtype: str) -> Draw:
     return draw
 
 
+def transformers_continuous(folder: str, dtype: str) -> Draw:
+    """transformers' own continuous batching, `model.generate_batch`: a prompt once for its group, paged cache.
+
+    The cache is as large as the job needs, so that no answer waits: by itself it would take nine tenths of all memory.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.generation import ContinuousBatchingConfig
+
+    from peerwise.cli.process import keep_freed_memory
+
+    keep_freed_memory()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+
+    def draw(job: Job) -> int:
+        rows = len(job["prompts"]) * job["group_size"]
+        longest = max(map(len, job["prompts"])) + job["new_tokens"]
+        pages = rows * -(-longest // PAGE)
+        answers = model.generate_batch(
+            job["prompts"],
+            generation_config=GenerationConfig(
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=job["top_p"],
+                max_new_tokens=job["new_tokens"],
+                num_return_sequences=job["group_size"],
+                eos_token_id=-1,
+                pad_token_id=0,
+            ),
+            # Prompts are let in only while a part of the pages is free.
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=PAGE, num_blocks=pages + pages // 2 + 8, max_batch_tokens=max(rows, 1024)
+            ),
+        )
+        return sum(len(answer.generated_tokens) for answer in answers.values())
+
+    return draw
+
+
+PAGE = 32
+"""Tokens of a page of the paged cache: whole pages of a prompt are shared by its group."""
+
+
 def vllm(folder: str, dtype: str) -> Draw:
     """vLLM's own offline engine. Its prefix cache is emptied before each draw, as new weights would empty it."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
@@ -112,6 +159,7 @@ ENGINES: dict[str, Callable[[str, str], Draw]] = {
     "native": native,
     "torch": torch_only,
     "transformers": transformers,
+    "transformers-continuous": transformers_continuous,
     "vllm": vllm,
 }
 
@@ -172,7 +220,11 @@ def main(arguments: Sequence[str]) -> None:
         if "rate" in job:
             print(json.dumps({"rate": matrix_rate(dtype)}), file=answers)
             continue
-        if "profile" in job:
+        if "rest" in job:
+            give_memory_back()
+            print(json.dumps({"rested": True}), file=answers)
+            continue
+        if job.get("profile"):
             print(json.dumps(parts_of(draw, job)), file=answers)
             continue
         started = time.perf_counter()

@@ -6,6 +6,7 @@ real servers do is in tests/real_vllm; this one is for what happens around them.
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -24,6 +26,7 @@ from peerwise.rollout.base import Request, SamplingParams
 from peerwise.rollout.native.engine import NativeEngine
 
 GENERATE = "/inference/v1/generate"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class Refused(Exception):
@@ -35,16 +38,23 @@ class Refused(Exception):
 
 
 class FakeVllm:
-    """The state of a server. `calls` counts requests by path; `before` runs before a path is answered."""
+    """The state of a server. `calls` counts requests by path; `before` runs before a path is answered.
 
-    def __init__(self, model: PreTrainedModel, decode: Callable[[Any], str]) -> None:
+    Args:
+        lora_rank: for a server that takes adapters: the largest rank.
+    """
+
+    def __init__(self, model: PreTrainedModel, decode: Callable[[Any], str], lora_rank: int | None = None) -> None:
         self.model, self.decode = model.eval(), decode
         self.version, self.label = "0.32.0", "default"
         self.info = {"max_model_len": 512, "dtype": "torch.float32", "logprobs_mode": "processed_logprobs"}
         self.info |= {"quantization": None}
         self.max_num_seqs = 8
-        self.backend: str | None = "peerwise_files"
-        self.routes = [GENERATE, "/server_info", "/weight_info"]
+        self.lora_rank = lora_rank
+        self.backend: str | None = "peerwise_files" if lora_rank is None else None
+        self.routes = [GENERATE, "/server_info", "/weight_info", *([] if lora_rank is None else [LOAD, UNLOAD])]
+        self.adapters: dict[str, PreTrainedModel] = {}
+        """The model with each adapter that is loaded, by the adapter's name."""
         self.folder: str | None = None
         self.updating = self.paused = self.deaf = False
         self.calls: Counter[str] = Counter()
@@ -60,7 +70,7 @@ class FakeVllm:
         if path == GENERATE:
             return self.spoil(self.generate(body))
         with self.lock:
-            return getattr(self, f"{method}_{path[1:].replace('.', '_')}")(**body)
+            return getattr(self, f"{method}_{path[1:].replace('.', '_').replace('/', '_')}")(**body)
 
     def get_version(self) -> Any:
         return {"version": self.version}
@@ -79,6 +89,7 @@ class FakeVllm:
                 "model_config": self.info,
                 "scheduler_config": scheduler,
                 "weight_transfer_config": transfer,
+                "lora_config": None if self.lora_rank is None else {"max_lora_rank": self.lora_rank},
             }
         }
 
@@ -127,6 +138,24 @@ class FakeVllm:
         self.updating = False
         return {}
 
+    def get_v1_models(self) -> Any:
+        return {"data": [{"id": "base", "parent": None}, *({"id": name, "parent": "base"} for name in self.adapters)]}
+
+    def post_v1_load_lora_adapter(self, lora_name: str, lora_path: str) -> Any:
+        if lora_name in self.adapters:
+            raise Refused(400, f"The lora adapter '{lora_name}' has already been loaded.")
+        rank = json.loads((Path(lora_path) / "adapter_config.json").read_text())["r"]
+        if rank > (self.lora_rank or 0):
+            raise Refused(500, f"LoRA rank {rank} is greater than max_lora_rank {self.lora_rank}.")
+        model = copy.deepcopy(self.model)
+        self.adapters[lora_name] = model if self.deaf else PeftModel.from_pretrained(model, lora_path).merge_and_unload()
+        return f"Success: LoRA adapter '{lora_name}' added successfully."
+
+    def post_v1_unload_lora_adapter(self, lora_name: str) -> Any:
+        if self.adapters.pop(lora_name, None) is None:
+            raise Refused(404, f"The lora adapter '{lora_name}' cannot be found.")
+        return f"Success: LoRA adapter '{lora_name}' removed successfully."
+
     def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         asked = body["sampling_params"]
         self.asked.append(asked)
@@ -142,7 +171,10 @@ class FakeVllm:
             **{name: asked[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
         )
         with self.lock:
-            engine = NativeEngine(self.model, decode=self.decode, end_ids=frozenset(asked["stop_token_ids"]))
+            if (name := body["model"]) not in (None, *self.adapters):
+                raise Refused(404, f"The model `{name}` does not exist.")
+            model = self.model if name is None else self.adapters[name]
+            engine = NativeEngine(model, decode=self.decode, end_ids=frozenset(asked["stop_token_ids"]))
             keys = tuple(asked["seed"] + index for index in range(asked["n"]))
             (answers,) = engine.generate([Request(prompt_ids=tuple(body["token_ids"]), keys=keys)], params)
             label = self.label
@@ -185,7 +217,7 @@ def served(fake: FakeVllm, port: int = 0) -> Iterator[str]:
             except ConnectionError:
                 self.close_connection = True
                 return
-            content = json.dumps(value).encode()
+            content = (value if isinstance(value, str) else json.dumps(value)).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(content)))
             self.end_headers()

@@ -120,7 +120,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(name):
 @pytest.mark.parametrize("name", ["nccl", "ipc"])
 def test_transfers_between_gpus_are_refused_without_one(name):
     with pytest.raises(ModelError, match=r"between GPUs; here set it to 'files'"):
-        make_transfer(name, None)
+        make_transfer(tiny("llama"), name, None)
 
 
 def test_every_field_of_a_request_is_given():

@@ -1,4 +1,4 @@
-/* What a decode step does between its matrix products, in bfloat16 on a processor with AVX-512 BF16: RMS norm, gates,
+/* What a decode step does between its matrix products, in bfloat16 on a processor with AVX-512 BF16: RMS norm,
  * rotation of queries and keys, and attention of one new token a row over a prompt that many rows share and the row's own answer.
  *
  * Knows no models and no Python: pointers and sizes in, results in place. Nothing is checked here; kernels.py does that.
@@ -8,71 +8,25 @@
  *   values  [place, K, room / 2, D, 2]            two tokens together
  * Shapes: n rows, H query heads, K key/value heads, R = H / K, D head size (a multiple of 16), room a multiple of 16.
  */
-#include <immintrin.h>
 #include <math.h>
 #include <omp.h>
-#include <stddef.h>
-#include <stdint.h>
 
-typedef uint16_t bf16;
-#define INLINE static inline __attribute__((always_inline))
+#include "bf16.h"
+
 #define BLOCK 16  /* tokens of a block of keys: the lanes of a register */
 #define HEADS 4   /* query heads that share a pass over keys or values */
 
-INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
-INLINE __m512 load16(const bf16 *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
-INLINE void store16(bf16 *x, __m512 v) { _mm256_storeu_si256((__m256i *)x, (__m256i)_mm512_cvtneps_pbh(v)); }
-INLINE __m512 rounded(__m512 v) { return widen((__m256i)_mm512_cvtneps_pbh(v)); }
-INLINE __m512bh pair(uint32_t x) { return (__m512bh)_mm512_set1_epi32((int)x); }
-
-/* x, delta [rows, size] -> sum = x + delta, rounded, and out: sum normalised in float32, rounded, then scaled.
- * delta may be null: then nothing is added and sum is not written. size is a multiple of 16. */
-void rms_norm(int64_t rows, int64_t size, const bf16 *x, const bf16 *delta, const bf16 *weight, float eps, bf16 *sum,
-              bf16 *out) {
+/* x [rows, size] normalised in float32, rounded, then scaled. size is a multiple of 16. */
+void rms_norm(int64_t rows, int64_t size, const bf16 *x, const bf16 *weight, float eps, bf16 *out) {
 #pragma omp parallel for if (rows * size > 8192)
     for (int64_t row = 0; row < rows; row++) {
         const bf16 *in = x + row * size;
         __m512 squares = _mm512_setzero_ps();
-        if (delta) {
-            for (int64_t i = 0; i < size; i += 16)
-                store16(sum + row * size + i, _mm512_add_ps(load16(in + i), load16(delta + row * size + i)));
-            in = sum + row * size;
-        }
         for (int64_t i = 0; i < size; i += 16) squares = _mm512_fmadd_ps(load16(in + i), load16(in + i), squares);
         const __m512 factor = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / size + eps));
         for (int64_t i = 0; i < size; i += 16)
             store16(out + row * size + i, _mm512_mul_ps(load16(weight + i), rounded(_mm512_mul_ps(load16(in + i), factor))));
     }
-}
-
-/* exp(x) for x <= 0, to about 1e-7 relative; 0 from -87 down. */
-INLINE __m512 exp16(__m512 x) {
-    const __mmask16 alive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GT_OQ);
-    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
-    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    __m512 p = _mm512_set1_ps(1.0f / 720);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(alive, p, n);
-}
-
-/* x [rows, 2 * size], gates then values -> out [rows, size] = silu(gate), rounded, * value. size is a multiple of 16. */
-void gated(int64_t rows, int64_t size, const bf16 *x, bf16 *out) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-#pragma omp parallel for if (rows * size > 8192)
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t i = 0; i < size; i += 16) {
-            const __m512 gate = load16(x + 2 * row * size + i), e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(gate)));
-            const __mmask16 negative = _mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ);
-            const __m512 sigmoid = _mm512_div_ps(_mm512_mask_blend_ps(negative, one, e), _mm512_add_ps(one, e));
-            store16(out + row * size + i, _mm512_mul_ps(rounded(_mm512_mul_ps(gate, sigmoid)), load16(x + (2 * row + 1) * size + i)));
-        }
 }
 
 /* Rotate the first `heads` heads of each row in place: x [rows, stride], cos and sin [rows, size].
@@ -189,14 +143,22 @@ INLINE void attend_heads(const int heads, const bf16 *q, int64_t size, const Str
 /* Floats of scratch that a thread needs for stretches of together `tokens` tokens (whole blocks). */
 int64_t scratch_floats(int64_t tokens, int64_t size) { return HEADS * (tokens + size + (tokens + 1) / 2) + 16; }
 
-static void keep(const bf16 *k, const bf16 *v, int64_t kv_heads, int64_t size, int64_t room, int64_t token, bf16 *keys,
-                 bf16 *values) {
+INLINE void keep(const bf16 *k, const bf16 *v, int64_t kv_heads, int64_t size, int64_t k_step, int64_t v_step, int64_t room,
+                 int64_t token, bf16 *keys, bf16 *values) {
     for (int64_t head = 0; head < kv_heads; head++) {
         uint32_t *block = (uint32_t *)(keys + (head * room + token / BLOCK * BLOCK) * size);
-        for (int64_t d = 0; d < size / 2; d++) block[d * BLOCK + token % BLOCK] = ((const uint32_t *)(k + head * size))[d];
+        for (int64_t d = 0; d < size / 2; d++) block[d * BLOCK + token % BLOCK] = ((const uint32_t *)(k + head * k_step))[d];
         bf16 *two = values + (head * room + token / 2 * 2) * size;
-        for (int64_t d = 0; d < size; d++) two[2 * d + token % 2] = v[head * size + d];
+        for (int64_t d = 0; d < size; d++) two[2 * d + token % 2] = v[head * v_step + d];
     }
+}
+
+/* Keep the tokens of a prompt at its place: k and v with the given strides between tokens and between heads. */
+void keep_tokens(int64_t tokens, int64_t kv_heads, int64_t size, const bf16 *k, int64_t k_stride, int64_t k_step,
+                 const bf16 *v, int64_t v_stride, int64_t v_step, int64_t room, bf16 *keys, bf16 *values) {
+#pragma omp parallel for schedule(static, BLOCK)
+    for (int64_t token = 0; token < tokens; token++)
+        keep(k + token * k_stride, v + token * v_stride, kv_heads, size, k_step, v_step, room, token, keys, values);
 }
 
 /* Keep each row's key and value as token lengths[row] of its answer, then let it attend.
@@ -216,8 +178,8 @@ void decode_attention(int64_t n, int64_t heads, int64_t kv_heads, int64_t size, 
         float *mine = scratch + omp_get_thread_num() * scratch_size;
 #pragma omp for
         for (int64_t row = 0; row < n; row++)
-            keep(k + row * k_stride, v + row * v_stride, kv_heads, size, room, lengths[row], keys + slots[row] * place,
-                 values + slots[row] * place);
+            keep(k + row * k_stride, v + row * v_stride, kv_heads, size, size, size, room, lengths[row],
+                 keys + slots[row] * place, values + slots[row] * place);
         /* One key/value head of all rows after the other: rows of a group then read the same prompt from the cache. */
 #pragma omp for schedule(dynamic, 8)
         for (int64_t task = 0; task < kv_heads * n; task++) {

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 from transformers import LlamaModel, MistralModel, PreTrainedModel, Qwen2Model, Qwen3Model
 
 from peerwise.models.attention import NAME, AttentionPlan, AttentionRule, use_attention
@@ -88,13 +87,6 @@ class _Norm:
         self.eps: float = module.variance_epsilon
         self.kernels = kernels if len(self.weight) % 16 == 0 else None
 
-    def after(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """x + delta [N, size], and that normalised."""
-        if self.kernels is not None:
-            return self.kernels.add_rms_norm(x, delta, self.weight, self.eps)
-        total = x + delta
-        return total, self(total)
-
     def __call__(self, x: Tensor) -> Tensor:
         if self.kernels is not None:
             return self.kernels.rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps).view(x.shape)
@@ -118,19 +110,11 @@ class _Layer:
         has_norms = hasattr(attention, "q_norm")
         self.head_norms = (_Norm(attention.q_norm, kernels), _Norm(attention.k_norm, kernels)) if has_norms else None
         self.out = Product(attention.o_proj)
-        self.gate_up, self.down = Product(mlp.gate_proj, mlp.up_proj), Product(mlp.down_proj)
+        self.gated, self.down = Product(mlp.gate_proj, mlp.up_proj, gated=True), Product(mlp.down_proj)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan) -> Tensor:
-        seen = self.attention(self.before_attention(x), cos, sin, plan)
-        x, y = self.before_mlp.after(x, self.out(seen))
-        return x + self.down(self.gated(self.gate_up(y)))
-
-    def gated(self, x: Tensor) -> Tensor:
-        """[N, 2 * size] -> [N, size]."""
-        if self.kernels is not None and x.shape[1] % 32 == 0:
-            return self.kernels.gated(x)
-        gate, up = x.chunk(2, dim=-1)
-        return silu(gate) * up
+        x = self.out(self.attention(self.before_attention(x), cos, sin, plan), added=x)
+        return self.down(self.gated(self.before_mlp(x)), added=x)
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan) -> Tensor:
         """[N, hidden] -> [N, H * D]; cos, sin [N, D]."""

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from peerwise.errors import ModelError, nearest
 from peerwise.models import embedded
+from peerwise.models.quantized import in_4_bits, settle
 from peerwise.records import Message
 
 
@@ -76,15 +77,20 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     trust_remote_code: bool = False,
+    quantization: str | None = None,
     gradient_checkpointing: bool = False,
     offload_activations: bool = False,
 ) -> Policy:
     """Load a local folder, a hub name or the embedded model, ready for the native engine and for training.
 
+    Args:
+        quantization: "nf4" holds linear layers in 4 bits, for adapters beside them; None as they are.
     Raises:
-        ModelError: nothing there, not reachable, or not a causal language model.
+        ModelError: nothing there, not reachable, not a causal language model, or not one that can be held so.
+        RequestError: the library for that is not installed.
     """
     place = _device(device)
+    number = compute_dtype(dtype, place)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     transformers_logging.disable_progress_bar()
     source = path
@@ -92,12 +98,15 @@ def load(
         source = _resolve(path)
         config = AutoConfig.from_pretrained(source, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        if quantization:
+            options |= in_4_bits(config, number, place)
         model = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=compute_dtype(dtype, place), use_safetensors=True, **options
+            source, config=config, dtype=number, use_safetensors=True, **options
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ImportError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(_explain(path, source, error)) from error
     _refuse_unsupported(model)
+    settle(model)
     model = model.to(place).eval()
     if gradient_checkpointing:
         _checkpoint_activations(model)

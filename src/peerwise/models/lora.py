@@ -16,6 +16,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from peerwise.models.quantized import full_weight
+
 
 def add_lora(model: PreTrainedModel, *, rank: int, alpha: float | None, seed: int) -> None:
     """Put LoRA layers beside every linear layer of the decoder (not the output layer) and freeze all else.
@@ -42,14 +44,15 @@ def lora_layers(model: nn.Module) -> list[LoraLayer]:
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """The model's weights with adapters folded in, float32, under the names it has without them."""
     state: dict[str, Tensor] = {}
-    prefix_of = {f"{name}.base_layer.": layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    owner = {f"{name}.base_layer.weight": layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
     for name, tensor in model.state_dict().items():
-        if "lora_" in name:
+        # What follows the name of a weight says how it was rounded to 4 bits.
+        if "lora_" in name or ".base_layer.weight." in name:
             continue
-        owner = next((prefix for prefix in prefix_of if name.startswith(prefix)), None)
         weight = tensor.float() if tensor.is_floating_point() else tensor
-        if owner is not None and name == owner + "weight":
-            weight = weight + prefix_of[owner].get_delta_weight("default").float()
+        if name in owner:
+            weight = full_weight(owner[name].base_layer)
+            weight = weight + owner[name].get_delta_weight("default").float().to(weight.device)
         state[name.replace(".base_layer.", ".")] = weight
     return state
 

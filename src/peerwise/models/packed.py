@@ -1,4 +1,4 @@
-"""Linear layers with weights in the layout that oneDNN multiplies fastest, for the time of a generation.
+"""Linear layers with weights in the layout that is multiplied fastest, for the time of a generation.
 
 On a CPU each bfloat16 product would otherwise re-order its weight again, which at decode sizes costs about a third of
 it. Inference only: a packed weight is a copy, and is thrown away before the weights it was made of change.
@@ -11,25 +11,46 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from peerwise.models.kernels import LANES, Kernels, kernels_for
 
 
 class Product:
     """Linear layers that read the same input, as one product: [..., in] -> [..., the layers' outputs in order].
 
-    All or none of the layers have a bias.
+    All or none of the layers have a bias. With `gated` the first gives gates for the second: silu(first) * second.
     """
 
-    def __init__(self, *layers: nn.Linear) -> None:
-        weight, biases = _joined([m.weight.detach() for m in layers]), [m.bias for m in layers if m.bias is not None]
+    def __init__(self, *layers: nn.Linear, gated: bool = False) -> None:
+        weights, biases = [m.weight.detach() for m in layers], [m.bias for m in layers if m.bias is not None]
         self.bias = _joined(biases) if biases else None
-        self.packed = packable(layers[0])
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
+        self.columns, self.gated = sum(map(len, weights)), gated
+        self.kernels = None if gated and biases else _kernels(weights, gated)
+        self.packed = self.kernels is None and packable(layers[0])
+        if self.kernels is not None:
+            self.weight = self.kernels.packed(weights, gated=gated)
+        elif self.packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(_joined(weights), None)
+        else:
+            self.weight = _joined(weights)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if not self.packed:
-            return nn.functional.linear(x, self.weight, self.bias)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return out
+    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """`added`, of the result's shape, is added to it."""
+        if self.kernels is not None:
+            rows = x.reshape(-1, x.shape[-1]).contiguous()
+            more = None if added is None else added.reshape(-1, self.columns).contiguous()
+            options = {"bias": self.bias, "added": more, "gated": self.gated}
+            return self.kernels.product(rows, self.weight, self.columns, **options).view(*x.shape[:-1], -1)
+        out: Tensor
+        if self.packed:
+            out = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        else:
+            out = nn.functional.linear(x, self.weight, self.bias)
+        if self.gated:
+            gates, values = out.chunk(2, dim=-1)
+            out = silu(gates) * values
+        return out if added is None else added + out
 
 
 @contextmanager
@@ -53,6 +74,13 @@ def packable(layer: nn.Linear) -> bool:
     """Whether oneDNN has a layout of its own for the layer's weight."""
     on_cpu = layer.weight.is_cpu and layer.weight.dtype == torch.bfloat16
     return on_cpu and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def _kernels(weights: Sequence[Tensor], gated: bool) -> Kernels | None:
+    """Our own product, where it fits and is the fastest: a processor with matrix tiles has a faster one in oneDNN."""
+    if torch.cpu._is_amx_tile_supported() or any(len(weight) % (2 * LANES if gated else LANES) for weight in weights):
+        return None
+    return kernels_for(weights[0], weights[0].shape[1])
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

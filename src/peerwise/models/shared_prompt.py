@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
+from peerwise.models import flex
 from peerwise.models.attention import AttentionPlan, AttentionRule, masked_attention
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -63,14 +68,51 @@ class SharedPromptAttention(AttentionPlan):
     """
 
     def __init__(self, lengths: Sequence[tuple[int, Sequence[int]]], device: torch.device) -> None:
-        self.spans = [_span(prompt, answers, device) for prompt, answers in lengths]
+        self.lengths, self.device = lengths, device
         self.sizes = [n for prompt, answers in lengths for n in (prompt, sum(answers))]
+        self._blocks: dict[int | None, BlockMask] = {}
+
+    @cached_property
+    def spans(self) -> list[_Span]:
+        """The groups of the row, for what goes through them one by one."""
+        return [_span(prompt, answers, self.device) for prompt, answers in self.lengths]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
         """[1, H, N, D] queries over the packed row -> [1, H, N, D]."""
+        if flex.serves(q, v):
+            return flex.attend_row(q, k, v, self.blocks(rule.window), rule)
         if q.is_cpu and rule.softcap is None and q.shape[-1] == v.shape[-1]:
             out: Tensor = _FlashOverSpans.apply(q, k, v, self, rule)  # type: ignore[no-untyped-call]
             return out
+        return self._by_group(q, k, v, rule)
+
+    def blocks(self, window: int | None) -> BlockMask:
+        """The tiles of the row where somebody sees somebody; the same for all layers with one window."""
+        if window not in self._blocks:
+            self._blocks[window] = flex.row_blocks(*self._intervals(window), self.device)
+        return self._blocks[window]
+
+    def _intervals(self, window: int | None) -> tuple[NDArray[np.int64], ...]:
+        """What each token sees, as places in the row, [N] each: its prompt from .. to before .., itself from ..
+
+        A window counts positions, and an answer's go on from its prompt's.
+        """
+        segments: list[tuple[int, int, int]] = []  # tokens, tokens of the prompt before them, where the prompt begins
+        group = 0
+        for prompt, answers in self.lengths:
+            segments += [(prompt, 0, group), *((answer, prompt, group) for answer in answers)]
+            group += prompt + sum(answers)
+        tokens = np.array([segment[0] for segment in segments])
+        start, before, begin = (
+            np.repeat(column, tokens) for column in (tokens.cumsum() - tokens, *np.array(segments).T[1:])
+        )
+        here, reach = np.arange(group), group if window is None else window
+        end = begin + before
+        out_of_sight = before + here - start + 1 - reach  # so many first tokens of its group
+        return np.minimum(begin + out_of_sight.clip(0), end), end, np.maximum(start, here + 1 - reach)
+
+    def _by_group(self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
+        """Plain attention over each prompt, and over each prompt's answers in rows of their longest."""
         parts: list[Tensor] = []
         for span, prompt, own in self.pieces(q, k, v):
             prompt_mask, own_mask = span.seen(rule.window)

@@ -71,6 +71,11 @@ def _run_rules(recipe: Recipe) -> Iterator[Finding]:
             yield Finding(f"stage: {twin!r} and {name!r} would share a flag or a folder; rename one")
     if model.lora_alpha is not None and model.lora_rank == 0:
         yield Finding("model.lora_alpha: has no effect while model.lora_rank is 0; set the rank or leave it out")
+    if model.quantization and model.lora_rank == 0:
+        yield Finding(
+            f"model.quantization: weights in {model.quantization!r} are frozen, so only adapters can learn; set "
+            "model.lora_rank, such as 16"
+        )
     if model.offload_activations and model.device == "cpu":
         yield _warning("model.offload_activations: a CPU has nowhere else to keep them; the copies only cost time")
     if evaluation.patience and not evaluation.every:
@@ -103,6 +108,15 @@ def _vllm_rules(recipe: Recipe) -> Iterator[Finding]:
     only_for = {"nccl": "vllm-server", "ipc": "vllm"}.get(vllm.transfer)
     if only_for is not None and only_for not in engines:
         yield Finding(f"vllm.transfer: {vllm.transfer!r} is for rollout.engine = {only_for!r}; take 'files'")
+    if recipe.model.quantization:
+        yield Finding(
+            "model.quantization: vLLM would sample from weights that were not rounded to 4 bits, another policy than "
+            "the one that learns; take rollout.engine = 'native'"
+        )
+    if recipe.model.lora_rank and vllm.transfer != "files":
+        yield Finding(
+            f"vllm.transfer: {vllm.transfer!r} moves all weights, and model.lora_rank trains adapters; take 'files'"
+        )
     if evaluation.min_p > 0 and evaluation.top_p < 1 and evaluation.temperature > 0:
         yield Finding("evaluation.min_p: vLLM applies it before top_p, other engines after it; set one of them")
 

@@ -62,6 +62,9 @@ class Model(Section):
     """Where the model lives; 'auto' takes a GPU when there is one."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose code you have read."""
+    quantization: Literal["nf4"] | None = None
+    """'nf4' holds the decoder's linear layers in 4 bits, frozen, for adapters beside them (QLoRA); needs lora_rank and
+    the extra 'bitsandbytes'. None holds them in `dtype`."""
     lora_rank: int = Field(0, ge=0)
     """Rank of LoRA adapters on every linear layer of the decoder; 0 trains all weights."""
     lora_alpha: float | None = Field(None, gt=0)
@@ -250,6 +253,9 @@ class Optimizer(Section):
     """Decay of the second moment."""
     eps: float = Field(1e-8, gt=0)
     """Added to the denominator."""
+    moments: Literal["float32", "8-bit"] = "float32"
+    """How both moments are kept. '8-bit' is a quarter of the memory, rounded in blocks of 256 where a weight has 4096
+    numbers or more; needs the extra 'bitsandbytes'."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -312,8 +318,8 @@ class Vllm(Section):
     urls: list[str] = Field(default_factory=list)
     """For 'vllm-server': the servers, such as http://127.0.0.1:8000; requests go to whoever has least to do."""
     transfer: Literal["files", "nccl", "ipc"] = "files"
-    """How weights travel after each update: files in memory that trainer and vLLM both see; from GPU to GPU by 'nccl'
-    to servers or by 'ipc' to the engine of 'vllm'."""
+    """How what is trained travels after each update: files in memory that trainer and vLLM both see; from GPU to GPU by
+    'nccl' to servers or by 'ipc' to the engine of 'vllm'. Adapters (model.lora_rank) are files."""
     folder: str | None = None
     """For 'files': the folder to use, seen under the same path by both sides; None takes shared memory, /dev/shm."""
     memory: float = Field(0.3, gt=0, le=0.95)

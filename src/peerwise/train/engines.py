@@ -51,7 +51,7 @@ def _servers(recipe: Recipe, policy: Policy, needed: int, max_branches: int) -> 
         decode=policy.decode,
         end_ids=policy.end_ids,
         servers=[Server(url, timeout=settings.timeout) for url in settings.urls],
-        transfer=make_transfer(settings.transfer, settings.folder),
+        transfer=make_transfer(policy.model, settings.transfer, settings.folder),
         max_branches=max_branches,
     )
     try:
@@ -72,7 +72,7 @@ def _beside(recipe: Recipe, policy: Policy, needed: int, max_branches: int) -> B
         source=policy.source,
         decode=policy.decode,
         end_ids=policy.end_ids,
-        transfer=make_transfer(settings.transfer, settings.folder),
+        transfer=make_transfer(policy.model, settings.transfer, settings.folder),
         memory=settings.memory,
         needed=needed,
         max_branches=max_branches,

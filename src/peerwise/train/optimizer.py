@@ -11,11 +11,13 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from peerwise.metrics.value import Metrics
+from peerwise.models.quantized import bitsandbytes
 from peerwise.recipe.schema import Optimizer as Settings
 
 
@@ -81,11 +83,27 @@ def _move_gradient(master: Tensor, p: Tensor) -> None:
     p.grad = None
 
 
+LEVELS = {"qmap1": "dynamic", "qmap2": "udynamic"}
+"""What the 256 values of an 8-bit moment stand for: the same for all parameters, so they are not saved. Key in the
+state of bitsandbytes, and the name it has for the levels."""
+
+
 class Optimizer:
-    """AdamW over the masters, with clipping by global norm. Weight decay is for matrices only."""
+    """AdamW over the masters, with clipping by global norm. Weight decay is for matrices only.
+
+    Args:
+        moments: "float32", or "8-bit" for those of bitsandbytes (https://arxiv.org/abs/2110.02861).
+    """
 
     def __init__(
-        self, weights: MasterWeights, *, betas: tuple[float, float], eps: float, weight_decay: float, max_norm: float
+        self,
+        weights: MasterWeights,
+        *,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        max_norm: float,
+        moments: str = "float32",
     ) -> None:
         self.weights, self.max_norm = weights, max_norm
         self.names = list(weights.masters)
@@ -94,7 +112,8 @@ class Optimizer:
             {"params": [p for p in masters if p.dim() >= 2], "weight_decay": weight_decay},
             {"params": [p for p in masters if p.dim() < 2], "weight_decay": 0.0},
         ]
-        self.adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=eps, fused=True)
+        self.moments = moments
+        self.adam = _adamw(moments, [g for g in groups if g["params"]], lr=0.0, betas=betas, eps=eps)
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -122,16 +141,17 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Moments and step counts by parameter name, for a checkpoint."""
         return {
-            f"{name}/{key}": value
+            f"{name}/{key}": torch.as_tensor(value)
             for name in self.names
             for key, value in self.adam.state.get(self.weights.masters[name], {}).items()
+            if key not in LEVELS
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Undo `state`. An empty state is that of an optimizer that has not moved yet.
 
         Raises:
-            KeyError: the state lacks a parameter.
+            KeyError: the state lacks a parameter, or is one of other moments.
         """
         for name in self.names:
             prefix = f"{name}/"
@@ -139,7 +159,18 @@ class Optimizer:
             if state and not found:
                 raise KeyError(f"no moments for {name}")
             if found:
-                self.adam.state[self.weights.masters[name]] = found
+                self.adam.state[self.weights.masters[name]] = self._kept(found)
+
+    def _kept(self, saved: dict[str, Tensor]) -> dict[str, Any]:
+        """One parameter's saved state, as its optimizer keeps it."""
+        if ("state1" in saved) != (self.moments == "8-bit"):
+            raise KeyError(f"moments that are not {self.moments}")
+        if self.moments == "float32":
+            return dict(saved)
+        kept = saved | {"step": int(saved["step"])}
+        for key, levels in LEVELS.items() if "absmax1" in saved else ():
+            kept[key] = self.adam.name2qmap[levels].to(saved["state1"].device)
+        return kept
 
 
 def make_optimizer(weights: MasterWeights, settings: Settings) -> Optimizer:
@@ -150,7 +181,14 @@ def make_optimizer(weights: MasterWeights, settings: Settings) -> Optimizer:
         eps=settings.eps,
         weight_decay=settings.weight_decay,
         max_norm=settings.max_grad_norm,
+        moments=settings.moments,
     )
+
+
+def _adamw(moments: str, groups: list[dict[str, Any]], **options: Any) -> Any:
+    if moments == "8-bit":
+        return bitsandbytes("optimizer.moments = '8-bit'").optim.AdamW8bit(groups, **options)
+    return torch.optim.AdamW(groups, fused=True, **options)
 
 
 def move(metrics: Metrics, optimizer: Optimizer, learning_rate: float) -> None:

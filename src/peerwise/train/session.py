@@ -21,6 +21,7 @@ from peerwise.metrics.console import Console
 from peerwise.metrics.write import RunFiles
 from peerwise.models.load import Policy, load
 from peerwise.models.lora import add_lora
+from peerwise.models.quantized import bitsandbytes, require_trainable
 from peerwise.recipe.method import largest_group, samples, with_steps
 from peerwise.recipe.schema import Recipe, Rollout, Stage, Task
 from peerwise.records import Problem
@@ -171,6 +172,8 @@ def open_session(recipe: Recipe, folder: Path, console: Console) -> Session:
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     require(recipe.run.trackers)
+    if any(stage.optimizer.moments == "8-bit" for stage in recipe.stage.values()):
+        bitsandbytes("optimizer.moments = '8-bit'")
     # The data first: a wrong path or column shows at once, a model takes a while to load.
     problems = load_problems(recipe, console)
     recipe = with_steps(recipe, sum(map(len, problems.train.values())))
@@ -194,9 +197,11 @@ def load_policy(recipe: Recipe) -> Policy:
         dtype=settings.dtype,
         device=settings.device,
         trust_remote_code=settings.trust_remote_code,
+        quantization=settings.quantization,
         gradient_checkpointing=settings.gradient_checkpointing,
         offload_activations=settings.offload_activations,
     )
+    require_trainable(policy.model, adapters=settings.lora_rank > 0)
     if settings.lora_rank:
         add_lora(policy.model, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=recipe.run.seed)
     return policy

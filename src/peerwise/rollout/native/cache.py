@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from peerwise.models.kernels import BLOCK, Kernels, blocked, kernels_for
+from peerwise.models.kernels import BLOCK, Kernels, kernels_for
 from peerwise.rollout.native.scheduler import Moves
 
 GROWTH = 16
@@ -22,7 +22,7 @@ must not be much more than is used; a growth copies the cache, so it must not co
 class Store:
     """Keys and values of one kind (prompts or answers) for every layer: k, v [places, K, room, D].
 
-    Room is a multiple of BLOCK, within which compiled attention has an order of its own (`kernels.blocked`).
+    Room is a multiple of BLOCK, within which compiled attention has an order of its own (`Kernels.keep`).
     """
 
     def __init__(self, places: int, room: int) -> None:
@@ -106,9 +106,12 @@ def compiled(k: Tensor, v: Tensor) -> Kernels | None:
 def write_prompt(store: Store, layer: int, place: int, k: Tensor, v: Tensor) -> None:
     """Keep keys and values of a prompt: k, v [1, K, P, D]."""
     store_k, store_v = store.layer(layer, k, v)
-    keys, values = blocked(k[0], v[0]) if compiled(k, v) else (k[0], v[0])
-    store_k[place, :, : keys.shape[1]] = keys
-    store_v[place, :, : values.shape[1]] = values
+    kernels = compiled(k, v)
+    if kernels is not None:
+        kernels.keep(k[0], v[0], store_k[place], store_v[place])
+    else:
+        store_k[place, :, : k.shape[2]] = k[0]
+        store_v[place, :, : v.shape[2]] = v[0]
 
 
 def write_tokens(store: Store, layer: int, at: int | Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

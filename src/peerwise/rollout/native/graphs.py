@@ -175,6 +175,7 @@ class _Step:
             width=width,
             at=lengths,
             room=size.tokens,
+            recurs=True,
         )
         self.rehearsals = 0
         self.replay: Callable[[], Tensor] | None = None

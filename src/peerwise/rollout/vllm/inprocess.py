@@ -1,7 +1,7 @@
 """The generator on vLLM's own `LLM`, colocated with the trainer: one device, asleep while the trainer works.
 
-vLLM keeps its copy of the weights in a process of its own; they are handed over before answers are drawn, whenever
-they have moved. On a CPU vLLM cannot sleep: its memory is taken for the whole run.
+vLLM keeps its copy of the weights in a process of its own; what is trained, weights or adapters, is handed over before
+answers are drawn, whenever it has moved. On a CPU vLLM cannot sleep: its memory is taken for the whole run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -19,6 +20,7 @@ from peerwise.errors import EngineError, ModelError, PeerwiseError
 from peerwise.records import Completion
 from peerwise.rollout.base import Generator, Progress, Request, SamplingParams, check_context
 from peerwise.rollout.vllm import probe
+from peerwise.rollout.vllm.launch import adapter_room
 from peerwise.rollout.vllm.server import OLDEST
 from peerwise.rollout.vllm.translate import Answer, check_params, completions_of, vllm_params
 from peerwise.rollout.vllm.weights import Transfer
@@ -68,17 +70,18 @@ class VllmBeside(Generator):
             enable_sleep_mode=self._sleeps,
             # Compiling takes minutes on a CPU and gains nothing there; sleeping and graphs are for GPUs.
             enforce_eager=not self._sleeps,
-            weight_transfer_config={"backend": transfer.backend},
+            **_updates(transfer),
         )
         self._receiver = _Receiver(self._llm)
         try:
-            with self._awake():
+            with probe.telling_adapters(model), self._awake():
                 request = probe.question(model.config.get_text_config().vocab_size)
                 ((answer,),) = self._answers([request], probe.PARAMS, None)
-            probe.check_answer(model, request, answer, WHERE)
+                probe.check_answer(model, request, answer, WHERE)
         except BaseException:
             self.close()
             raise
+        self._stale = transfer.rank > 0  # the adapters that were tried are not the policy's
 
     @property
     def label(self) -> str:
@@ -146,6 +149,7 @@ class VllmBeside(Generator):
         outputs = self._llm.generate(
             [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
             [vllm.SamplingParams(**one | {"output_kind": _final_only()}) for one in asked],
+            lora_request=self._receiver.adapter,
             use_tqdm=False if progress is None else _bar(lambda done: progress(total * done // drawn, total)),
         )
         results = []
@@ -167,6 +171,8 @@ class _Receiver:
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
+        self.adapter: Any = None
+        """What vLLM calls the adapter that it draws with; None for its weights alone."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self.llm.init_weight_transfer_engine({"init_info": init_info})
@@ -183,12 +189,27 @@ class _Receiver:
     def world_size(self) -> int:
         return int(self.llm.get_world_size())
 
+    def use_adapter(self, name: str, folder: Path) -> None:
+        from vllm.lora.request import LoRARequest
+
+        number = 1 if self.adapter is None else self.adapter.lora_int_id + 1
+        self.adapter = LoRARequest(name, number, str(folder))
+        # There is room for one, so the one before is let go of.
+        self.llm.llm_engine.add_lora(self.adapter)
+
+
+def _updates(transfer: Transfer) -> dict[str, Any]:
+    """vLLM's settings for what is to reach it."""
+    if transfer.rank:
+        return {"enable_lora": True, "max_lora_rank": adapter_room(transfer.rank), "max_loras": 1}
+    return {"weight_transfer_config": {"backend": transfer.backend}}
+
 
 def _start(source: str, **settings: Any) -> Any:
     """vLLM's `LLM`. Raises ModelError where there is none, an old one, or one that refuses the model."""
     # A process that was forked from one with torch's threads running can hang.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    if settings["weight_transfer_config"]["backend"] == "ipc":
+    if settings.get("weight_transfer_config") == {"backend": "ipc"}:
         # Handles of GPU memory pass between this process and vLLM's, which it starts itself, in no other form.
         os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     try:

@@ -2,6 +2,8 @@
 
     python -m peerwise.rollout.vllm.launch MODEL --port 8000 --dtype bfloat16 --max-model-len 2048 [-- MORE VLLM FLAGS]
 
+and with --lora-rank R where adapters of rank R are trained: the server then keeps its weights and takes adapters.
+
 Runs the Python it is started with, so it is started with that of vLLM's environment. Knows nothing of training.
 """
 
@@ -20,12 +22,14 @@ from pathlib import Path
 
 import httpx2
 
-from peerwise.errors import EngineError
+from peerwise.errors import EngineError, ModelError
 from peerwise.rollout.vllm.plugin import BACKEND
 
 MODULE = "vllm.entrypoints.openai.api_server"
-ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
-"""What gives a server the routes for new weights."""
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+"""What gives a server the routes for new weights and for new adapters."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The largest ranks that vLLM can be told."""
 
 
 def command(
@@ -36,21 +40,39 @@ def command(
     port: int = 8000,
     dtype: str = "auto",
     max_model_len: int | None = None,
+    lora_rank: int = 0,
     more: Sequence[str] = (),
 ) -> list[str]:
     """The words that start a server, to be run with ENVIRONMENT.
 
     Args:
+        lora_rank: rank of the adapters that are trained; 0 where all weights are.
         more: further flags of vLLM.
+    Raises:
+        ModelError: vLLM takes no adapters of that rank.
     """
     length = () if max_model_len is None else ("--max-model-len", str(max_model_len))
+    updates = adapter_flags(lora_rank) if lora_rank else ("--weight-transfer-config", json.dumps({"backend": BACKEND}))
     return [
         *(python, "-m", MODULE, "--model", model, "--host", host, "--port", str(port), "--dtype", dtype, *length),
         "--enable-scale-out",
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-        *("--weight-transfer-config", json.dumps({"backend": BACKEND})),
+        *updates,
         *more,
     ]
+
+
+def adapter_flags(rank: int) -> tuple[str, ...]:
+    """The flags with which a server takes adapters of that rank. Raises ModelError for one beyond what vLLM knows."""
+    return ("--enable-lora", "--max-lora-rank", str(adapter_room(rank)))
+
+
+def adapter_room(rank: int) -> int:
+    """The least of vLLM's largest ranks that holds this one. Raises ModelError for one beyond what vLLM knows."""
+    room = next((largest for largest in RANKS if largest >= rank), None)
+    if room is None:
+        raise ModelError(f"vLLM takes adapters of rank {RANKS[-1]} at most, got {rank}; set model.lora_rank")
+    return room
 
 
 @contextlib.contextmanager
@@ -108,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8000, help="default %(default)s")
     parser.add_argument("--dtype", default="auto", help="as the trainer computes: float32 or bfloat16")
     parser.add_argument("--max-model-len", type=int, help="tokens of the longest prompt and answer")
+    parser.add_argument("--lora-rank", type=int, default=0, help="model.lora_rank of the recipe; 0: no adapters")
     parser.add_argument("more", nargs="*", metavar="FLAG", help="after --: further flags of vLLM")
     given = vars(parser.parse_args(argv))
     words = command(given.pop("model"), **given)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 BACKEND = "peerwise_files"
 """The name to give vLLM: --weight-transfer-config '{"backend": "peerwise_files"}'."""
+PREFIX = "peerwise-"
+"""What names of our folders and adapters begin with."""
 
 
 def register() -> None:

@@ -1,16 +1,20 @@
 """Whether what vLLM says is what the trained model would say: a short answer, and its log-probs by both.
 
 Finds at once what no list of settings tells for sure: another model under the same shapes, weights that did not
-arrive, log-probs of another distribution, positions that are scaled otherwise.
+arrive, layers that leave their adapter out, log-probs of another distribution, positions that are scaled otherwise.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
 
 from peerwise.errors import ModelError
 from peerwise.models.attention import use_attention
+from peerwise.models.lora import lora_layers
 from peerwise.records import Completion
 from peerwise.rollout.base import Request, SamplingParams
 
@@ -20,6 +24,29 @@ LIMITS = {torch.float32: 0.02}
 """Largest mean difference of a token's log-prob; two float32 engines differ by about 1e-4."""
 COARSE_LIMIT = 0.3
 """The same for coarser dtypes, where kernels differ in the third digit of a logit of 20."""
+
+TOLD = 0.3
+"""Size of what an adapter adds for the probe, as a share of the weights it is beside."""
+
+
+@contextmanager
+def telling_adapters(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block every adapter adds something random to its layer, where a fresh one adds nothing, so that an
+    adapter that is not used shows. A model without adapters stays as it is."""
+    generator = torch.Generator().manual_seed(0)
+    learned = []
+    for layer in lora_layers(model):
+        a, b = layer.lora_A["default"].weight.detach(), layer.lora_B["default"].weight
+        # |s B A| is about std(B) s |A| sqrt(outputs) in the Frobenius norm, for B with independent entries.
+        largest = layer.get_base_layer().weight.detach().float().norm() / (a.norm() * len(b) ** 0.5)
+        noise = torch.randn(b.shape, generator=generator).to(b)
+        learned.append((b, b.data))
+        b.data = b.data + TOLD * float(largest) / layer.scaling["default"] * noise
+    try:
+        yield
+    finally:
+        for b, data in learned:
+            b.data = data
 
 
 def question(vocabulary: int) -> Request:
@@ -41,7 +68,7 @@ def check_answer(model: PreTrainedModel, request: Request, answer: Completion, w
         raise ModelError(
             f"{where} does not answer as the model that is trained: log-probs of the same tokens differ by {apart:.2g} "
             "on average. It must hold the same architecture and configuration; start it with the model that is "
-            "trained, without quantisation or overrides"
+            "trained, without quantisation, overrides or --lora-target-modules"
         )
 
 

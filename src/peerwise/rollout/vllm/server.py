@@ -1,4 +1,4 @@
-"""One vLLM server over HTTP: what it is, what it must be able to do, answers, weight updates.
+"""One vLLM server over HTTP: what it says of itself, answers, updates of weights or adapters.
 
 Knows routes and their errors, nothing of models or of how requests are shared. Every failure is an EngineError that
 names the server and what to do. What a connection loses is asked again a few times, where asking twice does no harm.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
 from peerwise.errors import EngineError, ModelError
-from peerwise.rollout.vllm.plugin import BACKEND
+from peerwise.rollout.vllm.abilities import GUIDE, Abilities
+from peerwise.rollout.vllm.plugin import PREFIX
 from peerwise.rollout.vllm.translate import Answer
 
 OLDEST = (0, 32)
@@ -27,30 +28,12 @@ ROUTES = {
     "/weight_info": "start it with VLLM_SERVER_DEV_MODE=1 in its environment",
 }
 """Routes that a server has only when asked for, and how to ask."""
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 WAITS = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each further attempt."""
-GUIDE = "docs/vllm.md has the whole command"
 _LOST = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 _NEVER_ARRIVED = (httpx2.ConnectError, httpx2.ConnectTimeout)
 _BUSY = (429, 502, 503, 504)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
-    """What a server says of itself."""
-
-    version: str
-    dtype: str
-    """As torch names it, such as "float32"."""
-    context: int
-    """Tokens of prompt and answer together."""
-    max_answers: int
-    """Answers decoded side by side, and so the most that one request may ask for."""
-    logprobs_mode: str
-    quantization: str | None
-    """How its weights are rounded; None where they are not."""
-    backend: str | None
-    """How it takes new weights; None where it was started without."""
 
 
 class Server:
@@ -63,6 +46,7 @@ class Server:
 
     def __init__(self, url: str, *, timeout: float = 600.0, waits: Sequence[float] = WAITS) -> None:
         self.url, self.timeout, self.waits = url.rstrip("/"), timeout, tuple(waits)
+        self._adapter: str | None = None
         # A proxy of the environment is for the internet, not for a server of one's own.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
         self._http = httpx2.Client(base_url=self.url, timeout=timeout, trust_env=False, limits=limits)
@@ -89,7 +73,9 @@ class Server:
                 raise ModelError(f"{self.url} (vLLM {version}) has no route {path}; {remedy} ({GUIDE})")
         info = self._field(self._call("GET", "/server_info", params={"config_format": "json"}), "vllm_config")
         try:
-            model, transfer = info["model_config"], info["weight_transfer_config"] or {}
+            model, transfer, lora = (
+                info[name] or {} for name in ("model_config", "weight_transfer_config", "lora_config")
+            )
             return Abilities(
                 version=version,
                 dtype=str(model["dtype"]).removeprefix("torch."),
@@ -98,6 +84,8 @@ class Server:
                 logprobs_mode=str(model["logprobs_mode"]),
                 quantization=model["quantization"],
                 backend=transfer.get("backend"),
+                adapter_rank=int(lora.get("max_lora_rank", 0)),
+                loads_adapters=LOAD_ADAPTER in paths,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._strange("/server_info", error) from error
@@ -108,7 +96,7 @@ class Server:
         Raises:
             EngineError: not reachable, refused, or an answer that is not one.
         """
-        body = {"token_ids": list(prompt_ids), "sampling_params": dict(params)}
+        body = {"token_ids": list(prompt_ids), "sampling_params": dict(params), "model": self._adapter}
         choices = self._field(self._call("POST", GENERATE, json=body, twice=True), "choices")
         try:
             answers = {int(choice["index"]): _answer(choice) for choice in choices}
@@ -172,6 +160,19 @@ class Server:
         body = None if weight_version is None else {"weight_version": weight_version}
         self._call("POST", "/finish_weight_update", json=body)
 
+    def use_adapter(self, name: str, folder: Path) -> None:
+        """Draw with this adapter from now on. Others of ours are unloaded, also those of a trainer before."""
+        self._call("POST", LOAD_ADAPTER, json={"lora_name": name, "lora_path": str(folder)})
+        self._adapter = name
+        models = self._field(self._call("GET", "/v1/models"), "data")
+        try:
+            names = [str(model["id"]) for model in models if model["parent"] is not None]
+        except (KeyError, TypeError) as error:
+            raise self._strange("/v1/models", error) from error
+        for before in names:
+            if before.startswith(PREFIX) and before != name:
+                self._call("POST", UNLOAD_ADAPTER, json={"lora_name": before})
+
     def _call(
         self,
         method: str,
@@ -180,8 +181,8 @@ class Server:
         json: Mapping[str, Any] | None = None,
         params: Mapping[str, str] | None = None,
         twice: bool = False,
-    ) -> Any:
-        """The JSON of an answer.
+    ) -> httpx2.Response:
+        """An answer that is no refusal.
 
         Args:
             twice: whether the server may do it twice without harm. Then it is asked again after any lost connection,
@@ -203,19 +204,27 @@ class Server:
                 raise self._gone(path, error) from error
             else:
                 if wait is None or response.status_code not in _BUSY:
-                    return self._json(path, response)
+                    return self._taken(path, response)
             time.sleep(wait)
         raise AssertionError("the last round returns or raises")
 
-    def _json(self, path: str, response: httpx2.Response) -> Any:
+    def _taken(self, path: str, response: httpx2.Response) -> httpx2.Response:
+        """The response itself. Raises EngineError where it says that the server refused."""
+        if response.status_code == 404 and path == GENERATE:  # the route is there, so what is missing is the adapter
+            raise EngineError(
+                f"{self.url} no longer has the policy's adapter: it was started anew, or somebody else gave it one. Go "
+                "on with peerwise train --resume RUN, which gives it the right one"
+            )
         if response.status_code >= 400:
             raise EngineError(f"{self.url} refused {path} ({response.status_code}): {_said(response)}")
-        try:
-            return response.json()
-        except ValueError as error:
-            raise self._strange(path, error) from error
+        return response
 
-    def _field(self, value: Any, name: str) -> Any:
+    def _field(self, response: httpx2.Response, name: str) -> Any:
+        """What the JSON of an answer has under a name."""
+        try:
+            value = response.json()
+        except ValueError as error:
+            raise self._strange(response.url.path, error) from error
         if not isinstance(value, dict) or name not in value:
             raise EngineError(f"{self.url} does not answer as a vLLM server does: {name!r} is missing; check the URL")
         return value[name]
@@ -252,32 +261,3 @@ def _said(response: httpx2.Response) -> str:
         text = response.text
     text = " ".join(str(text).split())
     return text if len(text) <= 300 else text[:297] + "..."
-
-
-def check_abilities(url: str, found: Abilities, *, dtype: str, needed: int, backend: str = BACKEND) -> None:
-    """Refuse a server that cannot serve this run.
-
-    Args:
-        dtype: that of the model that is trained.
-        needed: tokens of the longest prompt and answer.
-        backend: how weights are to reach it.
-    Raises:
-        ModelError: with everything that does not fit and how to start it.
-    """
-    wrong = []
-    if found.dtype != dtype:
-        wrong.append(f"it computes in {found.dtype} and the trainer in {dtype}: --dtype {dtype}, or set model.dtype")
-    if found.context < needed:
-        wrong.append(f"its context is {found.context} and the run needs {needed}: --max-model-len {needed}")
-    if found.logprobs_mode != "processed_logprobs":
-        wrong.append(
-            f"its log-probs are {found.logprobs_mode}, not those of the distribution that is drawn from: "
-            "--logprobs-mode processed_logprobs"
-        )
-    if found.quantization is not None:
-        wrong.append(f"its weights are rounded ({found.quantization}): without --quantization, from a model in {dtype}")
-    if found.backend != backend:
-        given = "no way to take new weights" if found.backend is None else f"weights come by {found.backend!r}"
-        wrong.append(f'{given}: --weight-transfer-config \'{{"backend": "{backend}"}}\'')
-    if wrong:
-        raise ModelError(f"the server at {url} does not fit; start it with\n  " + "\n  ".join(wrong) + f"\n({GUIDE})")

@@ -1,4 +1,4 @@
-"""The generator that asks vLLM servers: requests go to whoever has least to do, new weights to all of them.
+"""The generator that asks vLLM servers: requests go to whoever has least to do, new weights or adapters to all.
 
 Knows ids and weights, no problems or rewards. Each answer says which weights drew it; one drawn by others than the
 policy's ends the call, so a server that was restarted or that somebody else gave weights is never trained on.
@@ -19,7 +19,8 @@ from peerwise.errors import EngineError, ModelError
 from peerwise.records import Completion
 from peerwise.rollout.base import Generator, Progress, Request, SamplingParams, check_context
 from peerwise.rollout.vllm import probe
-from peerwise.rollout.vllm.server import Abilities, Server, check_abilities
+from peerwise.rollout.vllm.abilities import Abilities, check_abilities
+from peerwise.rollout.vllm.server import Server
 from peerwise.rollout.vllm.threads import side_by_side
 from peerwise.rollout.vllm.translate import check_params, completions_of, vllm_params
 from peerwise.rollout.vllm.weights import Send, Transfer
@@ -82,7 +83,19 @@ class VllmServers(Generator):
         dtype = str(self.model.dtype).removeprefix("torch.")
         self.found = [server.abilities() for server in self.servers]
         for server, found in zip(self.servers, self.found, strict=True):
-            check_abilities(server.url, found, dtype=dtype, needed=needed, backend=self.transfer.backend)
+            check_abilities(
+                server.url,
+                found,
+                dtype=dtype,
+                needed=needed,
+                backend=self.transfer.backend,
+                rank=self.transfer.rank,
+            )
+        with probe.telling_adapters(self.model):
+            self._try_out()
+        self._stale = self.transfer.rank > 0  # the adapters that were tried are not the policy's
+
+    def _try_out(self) -> None:
         try:
             self._push()
         except EngineError as error:

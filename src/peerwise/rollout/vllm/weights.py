@@ -1,12 +1,14 @@
-"""How the policy's weights reach vLLM: as files in memory that both sides see, or by vLLM's own NCCL and CUDA IPC.
+"""What is pushed to vLLM when the policy's weights moved, and how: what trains, and nothing else.
 
-Files work everywhere and need peerwise in vLLM's environment (`plugin`). NCCL and IPC are vLLM's: they need GPUs and
-vLLM in the trainer's environment. What is sent is what the trainer computes with, under the names of a checkpoint;
-adapters are folded in.
+A policy that trains all its weights pushes all of them, under the names of a checkpoint: as files in memory that both
+sides see, which needs peerwise in vLLM's environment (`plugin`), or by vLLM's own NCCL and CUDA IPC, which need GPUs
+and vLLM in the trainer's environment. A policy that trains adapters pushes those alone, as files in the form of peft,
+to be loaded beside weights that vLLM keeps.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
@@ -24,14 +26,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from peerwise.errors import EngineError, ModelError
-from peerwise.models.lora import lora_layers, merged_state
-from peerwise.rollout.vllm.plugin import BACKEND
+from peerwise.models.adapters import write_adapters
+from peerwise.models.lora import lora_layers
+from peerwise.rollout.vllm.launch import adapter_room
+from peerwise.rollout.vllm.plugin import BACKEND, PREFIX
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class Receiver(Protocol):
-    """Whoever takes weights: a server, or an engine in this process. The calls are those of vLLM's own protocol."""
+    """Whoever takes weights: a server, or an engine in this process. The calls are those of vLLM's own protocol for
+    weights, and one for adapters."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Agree on how weights travel."""
@@ -49,6 +54,9 @@ class Receiver(Protocol):
         """How many workers take part."""
         ...
 
+    def use_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter, draw with it from now on, and let go of the one before."""
+
 
 Send = Callable[[Receiver], None]
 """Gives the weights on offer to one receiver."""
@@ -57,8 +65,10 @@ Send = Callable[[Receiver], None]
 class Transfer(Protocol):
     """A way for weights to travel."""
 
-    backend: str
-    """Its name in vLLM's settings."""
+    backend: str | None
+    """Its name in vLLM's settings; None where vLLM keeps its weights and an adapter is all that travels."""
+    rank: int
+    """Rank of that adapter; 0 where all weights travel."""
     side_by_side: bool
     """Whether several receivers can be served at one time."""
 
@@ -71,24 +81,22 @@ class Transfer(Protocol):
 
 
 def policy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights by their names in a checkpoint, in the model's dtype; tied ones once, adapters folded in."""
-    state = merged_state(model) if lora_layers(model) else model.state_dict()
+    """All weights by their names in a checkpoint, in the model's dtype; tied ones once."""
     return {
         name: tensor.detach().to(model.dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in state.items()
+        for name, tensor in model.state_dict().items()
         if name not in model.all_tied_weights_keys
     }
 
 
-class Files(Transfer):
-    """One safetensors file an update, in a folder of this process's own, gone when everybody has read it.
+class _Written(Transfer):
+    """What goes through a folder of this process's own.
 
     Args:
-        folder: where to make that folder; None takes shared memory, or the system's folder for temporary files. The
-            servers must see it under the same path.
+        folder: where to make that folder; None takes shared memory, or the system's folder for temporary files. vLLM
+            must see it under the same path.
     """
 
-    backend = BACKEND
     side_by_side = True
 
     def __init__(self, folder: str | None = None) -> None:
@@ -96,30 +104,44 @@ class Files(Transfer):
         if folder is None and not os.access(parent, os.W_OK):
             parent = Path(tempfile.gettempdir())
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix="peerwise-weights-", dir=parent))
+            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         except OSError as error:
             raise EngineError(
                 f"no folder for weights can be made in {parent}: {error.strerror}; set vllm.folder"
             ) from error
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
+    def close(self) -> None:
+        """Remove the folder; it also goes when the process ends."""
+        self._remove()
+
     @contextmanager
-    def offer(self, model: PreTrainedModel) -> Iterator[Send]:
-        """Write the file, hand out its name, remove it. Raises EngineError where it cannot be written."""
-        path = self.folder / "weights.safetensors"
-        beside = path.with_suffix(".partial")
+    def _writing(self) -> Iterator[None]:
+        """Raises EngineError where something cannot be written."""
         try:
-            weights = {name: tensor.cpu().contiguous() for name, tensor in policy_weights(model).items()}
-            save_file(weights, beside)
-            beside.rename(path)
-            yield self._send
+            yield
         except (OSError, SafetensorError) as error:
             raise EngineError(
                 f"the weights could not be written to {self.folder}: {error}; make room there, or set vllm.folder to a "
                 "folder with room that the servers see too"
             ) from error
+
+
+class Files(_Written):
+    """All weights: one safetensors file an update, gone when everybody has read it."""
+
+    backend = BACKEND
+    rank = 0
+
+    @contextmanager
+    def offer(self, model: PreTrainedModel) -> Iterator[Send]:
+        """Write the file, hand out its name, remove it. Raises EngineError where it cannot be written."""
+        path = self.folder / "weights.safetensors"
+        try:
+            with self._writing():
+                save_file({name: tensor.cpu().contiguous() for name, tensor in policy_weights(model).items()}, path)
+            yield self._send
         finally:
-            beside.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
     def _send(self, receiver: Receiver) -> None:
@@ -129,9 +151,37 @@ class Files(Transfer):
         receiver.update_weights({"name": "weights.safetensors"})
         receiver.finish_weight_update()
 
-    def close(self) -> None:
-        """Remove the folder; it also goes when the process ends."""
-        self._remove()
+
+class Adapters(_Written):
+    """The adapters of a policy that trains nothing else: a folder in the form of peft an update.
+
+    Every update has a name and a folder of its own. vLLM's prefix cache goes by both, so it cannot give keys and values
+    of another update. The folder of the latest stays, since vLLM reads it again if it had to let go of the adapter.
+
+    Raises:
+        ModelError: vLLM takes no adapters of that rank.
+    """
+
+    backend = None
+
+    def __init__(self, model: PreTrainedModel, folder: str | None = None) -> None:
+        layer = lora_layers(model)[0]
+        self.rank, self.alpha = layer.r["default"], layer.lora_alpha["default"]
+        adapter_room(self.rank)
+        super().__init__(folder)
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def offer(self, model: PreTrainedModel) -> Iterator[Send]:
+        """Write the adapters, hand out their name, remove those before. Raises EngineError as `Files` does."""
+        name = f"{self.folder.name}-{next(self._numbers)}"
+        weights = {n: weight.to(model.dtype) for n, weight in model.named_parameters() if "lora_" in n}
+        with self._writing():
+            write_adapters(self.folder / name, weights, rank=self.rank, alpha=self.alpha)
+        yield lambda receiver: receiver.use_adapter(name, self.folder / name)
+        for before in self.folder.iterdir():
+            if before.name != name:
+                shutil.rmtree(before, ignore_errors=True)
 
 
 class VllmTransfer(Transfer):
@@ -141,6 +191,7 @@ class VllmTransfer(Transfer):
         ModelError: no GPU, or no vLLM in the trainer's environment.
     """
 
+    rank = 0
     side_by_side = False
 
     def __init__(self, backend: str) -> None:
@@ -168,9 +219,11 @@ class VllmTransfer(Transfer):
         self._senders.clear()
 
 
-def make_transfer(name: str, folder: str | None) -> Transfer:
-    """The transfer that the settings name."""
-    return Files(folder) if name == "files" else VllmTransfer(name)
+def make_transfer(model: PreTrainedModel, name: str, folder: str | None) -> Transfer:
+    """The transfer of what this model trains, by the way that the settings name."""
+    if name != "files":
+        return VllmTransfer(name)
+    return Adapters(model, folder) if lora_layers(model) else Files(folder)
 
 
 def _trainer_side(backend: str) -> Any:

@@ -1,0 +1,31 @@
+/* Vectors of 16 bfloat16 numbers, computed in float32: what kernels.c and products.c have in common. */
+#pragma once
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint16_t bf16;
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+INLINE __m512 load16(const bf16 *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
+INLINE void store16(bf16 *x, __m512 v) { _mm256_storeu_si256((__m256i *)x, (__m256i)_mm512_cvtneps_pbh(v)); }
+INLINE __m512 rounded(__m512 v) { return widen((__m256i)_mm512_cvtneps_pbh(v)); }
+INLINE __m512bh pair(uint32_t x) { return (__m512bh)_mm512_set1_epi32((int)x); }
+
+/* exp(x) for x <= 0, to about 1e-7 relative; 0 from -87 down. */
+INLINE __m512 exp16(__m512 x) {
+    const __mmask16 alive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GT_OQ);
+    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.0f / 720);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(alive, p, n);
+}

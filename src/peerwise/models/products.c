@@ -1,0 +1,132 @@
+/* Linear layers over few rows, in bfloat16 on a processor with AVX-512 BF16: [rows, size] with a weight [columns, size]
+ * that stays the same for many calls and is therefore put into the order in which it is read.
+ *
+ * A decode step has as many rows as answers, too few to be multiplied at the rate of large matrices by a library that
+ * treats both factors alike: here the rows stay in the nearest cache, and the weight flows by once, the next piece of it
+ * fetched from memory while the last is multiplied. A row's result does not depend on what other rows there are.
+ *
+ * Packed weights: [panels, size / 2, 64, 2], 64 columns to a panel, two inputs of a column together; what a last panel has
+ * too many is not read. Sizes are even, columns multiples of 16. Nothing is checked here; kernels.py does that.
+ */
+#include <omp.h>
+
+#include "bf16.h"
+
+#define LANES 16
+#define WIDE 4     /* registers of LANES columns in a panel */
+#define HIGH 6     /* rows at one time: HIGH * WIDE sums, WIDE weights and one pair of inputs fill the 32 registers */
+#define DEPTH 1024 /* pairs of inputs after which the same piece of a panel is read again for the next rows: 256 kB */
+#define TALL 252   /* rows of one task at most, a multiple of HIGH: their sums stay on its stack between pieces */
+
+typedef struct {
+    int64_t rows, pairs, columns;
+    const uint32_t *x;      /* [rows, pairs] */
+    const __m512i *weights; /* [panels, pairs, WIDE] */
+    const bf16 *bias;       /* [columns] or null */
+    const bf16 *added;      /* [rows, columns] or null */
+    int64_t gated;
+    bf16 *out; /* [rows, columns], or half the columns when gated */
+} Product;
+
+/* silu(gate), rounded, times the value. */
+INLINE __m512 gate16(__m512 gate, __m512 value) {
+    const __m512 one = _mm512_set1_ps(1.0f), e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(gate)));
+    const __mmask16 negative = _mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ);
+    const __m512 sigmoid = _mm512_div_ps(_mm512_mask_blend_ps(negative, one, e), _mm512_add_ps(one, e));
+    return _mm512_mul_ps(rounded(_mm512_mul_ps(gate, sigmoid)), value);
+}
+
+/* Write a row's finished sums of a panel. Every step rounds to bfloat16, as a model's own modules do. */
+INLINE void finish(const Product *p, int64_t panel, int64_t row, const __m512 *sum) {
+    if (p->gated) {
+        bf16 *out = p->out + row * p->columns / 2 + panel * WIDE / 2 * LANES;
+        for (int c = 0; c < WIDE / 2; c++) store16(out + c * LANES, gate16(rounded(sum[c]), rounded(sum[c + WIDE / 2])));
+        return;
+    }
+    const int64_t at = row * p->columns + panel * WIDE * LANES;
+    for (int c = 0; c < WIDE && (panel * WIDE + c) * LANES < p->columns; c++) {
+        const __m512 own = p->added ? _mm512_add_ps(load16(p->added + at + c * LANES), rounded(sum[c])) : sum[c];
+        store16(p->out + at + c * LANES, own);
+    }
+}
+
+INLINE __m512 bias16(const Product *p, int64_t column) {
+    return p->bias && column < p->columns ? load16(p->bias + column) : _mm512_setzero_ps();
+}
+
+/* Pairs first .. end - 1 of `high` rows and one panel. Between pieces the sums lie in partial [high, WIDE, LANES];
+ * ahead is what the lines at `ahead` are fetched for: the piece that is read next. */
+INLINE void tile(const int high, const Product *p, int64_t panel, int64_t row, int64_t first, int64_t end, const char *ahead,
+                 float *partial) {
+    const __m512i *weights = p->weights + panel * p->pairs * WIDE;
+    const uint32_t *x = p->x + row * p->pairs;
+    __m512 sum[HIGH][WIDE];
+    for (int r = 0; r < high; r++)
+        for (int c = 0; c < WIDE; c++)
+            sum[r][c] = first ? _mm512_loadu_ps(partial + (r * WIDE + c) * LANES) : bias16(p, (panel * WIDE + c) * LANES);
+    for (int64_t i = first; i < end; i++) {
+        __m512bh weight[WIDE];
+        for (int c = 0; c < WIDE; c++) weight[c] = (__m512bh)_mm512_loadu_si512(weights + i * WIDE + c);
+        _mm_prefetch(ahead + (i - first) * sizeof(__m512i), _MM_HINT_T1);
+        for (int r = 0; r < high; r++) {
+            const __m512bh inputs = pair(x[r * p->pairs + i]);
+            for (int c = 0; c < WIDE; c++) sum[r][c] = _mm512_dpbf16_ps(sum[r][c], inputs, weight[c]);
+        }
+    }
+    for (int r = 0; r < high; r++)
+        if (end == p->pairs) {
+            finish(p, panel, row + r, sum[r]);
+        } else {
+            for (int c = 0; c < WIDE; c++) _mm512_storeu_ps(partial + (r * WIDE + c) * LANES, sum[r][c]);
+        }
+}
+
+/* Rows from .. to - 1, at most TALL, and one panel. */
+static void task(const Product *p, int64_t panel, int64_t from, int64_t to) {
+    float partial[TALL * WIDE * LANES];
+    for (int64_t first = 0; first < p->pairs; first += DEPTH) {
+        const int64_t end = p->pairs < first + DEPTH ? p->pairs : first + DEPTH, lines = (end - first) * WIDE;
+        const char *next = (const char *)(p->weights + (panel * p->pairs + end) * WIDE);
+        for (int64_t row = from; row < to; row += HIGH) {
+            const char *ahead = next + lines * (row - from) / (to - from) * sizeof(__m512i);
+            float *kept = partial + (row - from) * WIDE * LANES;
+            switch (to - row) {
+                case 1: tile(1, p, panel, row, first, end, ahead, kept); break;
+                case 2: tile(2, p, panel, row, first, end, ahead, kept); break;
+                case 3: tile(3, p, panel, row, first, end, ahead, kept); break;
+                case 4: tile(4, p, panel, row, first, end, ahead, kept); break;
+                case 5: tile(5, p, panel, row, first, end, ahead, kept); break;
+                default: tile(HIGH, p, panel, row, first, end, ahead, kept);
+            }
+        }
+    }
+}
+
+/* out = x @ weight.T + bias, then plus added; or, gated, silu of a panel's first 32 columns times its last 32. */
+void product(int64_t rows, int64_t size, int64_t columns, const bf16 *x, const bf16 *weights, const bf16 *bias,
+             const bf16 *added, int64_t gated, bf16 *out) {
+    const Product p = {rows, size / 2, columns, (const uint32_t *)x, (const __m512i *)weights, bias, added, gated, out};
+    const int64_t panels = (columns + WIDE * LANES - 1) / (WIDE * LANES), blocks = (rows + HIGH - 1) / HIGH;
+    /* Few panels share badly among threads: their rows are then divided too, until each thread has about eight tasks. */
+    const int64_t wanted = (8 * omp_get_max_threads() + panels - 1) / panels, least = (rows + TALL - 1) / TALL;
+    const int64_t most = wanted < blocks ? wanted : blocks, parts = most > least ? most : least;
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < panels * parts; t++) {
+        const int64_t part = t % parts, to = blocks * (part + 1) / parts * HIGH;
+        task(&p, t / parts, blocks * part / parts * HIGH, to < rows ? to : rows);
+    }
+}
+
+/* Put a weight [columns, size] into packed registers from `first` on: side by side, or, with `halves`, two and a gap of
+ * two, so that gates and the values they belong to meet in one panel. */
+void pack(int64_t columns, int64_t size, const bf16 *weight, int64_t first, int64_t halves, bf16 *packed) {
+    const int64_t pairs = size / 2;
+#pragma omp parallel for
+    for (int64_t block = 0; block < columns / LANES; block++) {
+        const int64_t place = first + (halves ? block / 2 * WIDE + block % 2 : block);
+        const uint32_t *from = (const uint32_t *)weight + block * LANES * pairs;
+        uint32_t *to = (uint32_t *)packed + (place / WIDE * pairs * WIDE + place % WIDE) * LANES;
+        for (int64_t i = 0; i < pairs; i++)
+            for (int lane = 0; lane < LANES; lane++) to[i * WIDE * LANES + lane] = from[lane * pairs + i];
+    }
+}
