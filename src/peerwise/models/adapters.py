@@ -35,7 +35,7 @@ def write_adapters(
     """
     config = LoraConfig(
         r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]
+        lora_alpha=alpha,
         target_modules=sorted({name.split(".lora_")[0].rpartition(".")[2] for name in weights}),
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,

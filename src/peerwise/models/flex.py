@@ -51,10 +51,13 @@ def kernel() -> Callable[..., Any]:
 
     Dynamic, because hardly two micro-batches are equally long, and padding them to few lengths would still compile each
     of those. It is compiled again for what makes another program: with or without gradients, one tile or several, a
-    soft cap, a dtype, a number of branches. Past its limit of programs torch would go on uncompiled, with all scores in
-    memory at one time: `fullgraph` makes an error of that.
+    dtype, a scale, a soft cap, a number of branches. Past its limit of programs torch would go on uncompiled, with all
+    scores in memory at one time: `fullgraph` makes an error of that.
     """
-    return torch.compile(flex_attention, dynamic=True, fullgraph=True, recompile_limit=64, isolate_recompiles=True)
+    program = torch.compile(flex_attention, dynamic=True, fullgraph=True, recompile_limit=64, isolate_recompiles=True)
+    # Dynamic is for lengths: scale and soft cap as inputs of a program are what torch fails to compile.
+    decorated: Callable[..., Any] = torch._dynamo.config.patch(specialize_float=True)(program)
+    return decorated
 
 
 def attend_row(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, rule: AttentionRule) -> Tensor:
@@ -115,6 +118,7 @@ def attend_slots(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, rule: Atten
     for x in (q, k, v, blocks.kv_num_blocks, blocks.kv_indices):
         # The kernel that shares one branch's keys among several processors is for a number of branches known to it.
         torch._dynamo.mark_static(x, 0)
+    torch._dynamo.mark_static(q, 2)
     out, sums = kernel()(
         q,
         k,

@@ -20,6 +20,8 @@ from transformers.models.mistral.modeling_mistral import MistralMLP, MistralRMSN
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP, Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
+from peerwise.kernels import Kernels, kernels_for
+
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
 MLPS = (LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP)
 
@@ -60,19 +62,28 @@ def _mlp(module: Any, x: Tensor) -> Tensor:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """weight * x / rms(x) for x [.., hidden], normalised in float32; keeps x and one number for each row."""
+    """weight * x / rms(x) for x [.., hidden], normalised in float32; keeps x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        kernels = _kernels(x, weight)
+        if kernels is not None:
+            return kernels.rms_norm(_rows(x), weight, eps).view(x.shape)
         exact = x.float()
-        scale = exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, weight, scale)
-        return weight * (exact * scale).to(x.dtype)
+        return weight * (exact * _scale(exact, eps)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, scale = ctx.saved_tensors
-        normed = x.float() * scale
+        x, weight = ctx.saved_tensors
+        kernels = _kernels(x, weight)
+        if kernels is not None:
+            of_x, sums = kernels.rms_norm_backward(_rows(x), weight, ctx.eps, _rows(grad))
+            return of_x.view(x.shape), sums.to(weight.dtype), None
+        exact = x.float()
+        scale = _scale(exact, ctx.eps)
+        normed = exact * scale
         of_weight = None
         if ctx.needs_input_grad[1]:
             of_weight = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype)
@@ -82,18 +93,21 @@ class _RMSNorm(torch.autograd.Function):
         return of_normed.sub_(normed.mul_(mean)).mul_(scale).to(x.dtype), of_weight, None
 
 
+def _scale(exact: Tensor, eps: float) -> Tensor:
+    return exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+
+
 class _Gated(torch.autograd.Function):
     """silu(gate) * up; keeps gate and up."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return silu(gate).mul_(up)
+        return _gated(gate, up)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        return torch.ops.aten.silu_backward(grad * up, gate), silu(gate).mul_(grad)
+        return _gated_backward(*ctx.saved_tensors, grad)[1:]
 
 
 class _GatedLinear(torch.autograd.Function):
@@ -102,15 +116,36 @@ class _GatedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
-        return linear(silu(gate).mul_(up), weight)
+        return linear(_gated(gate, up), weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         gate, up, weight = ctx.saved_tensors
-        opened = silu(gate)
-        of_weight = None
-        if ctx.needs_input_grad[2]:
-            of_weight = grad.flatten(0, -2).T @ (opened * up).flatten(0, -2)
-        of_product = grad @ weight
-        of_up = opened.mul_(of_product)
-        return torch.ops.aten.silu_backward(of_product.mul_(up), gate), of_up, of_weight
+        product, of_gate, of_up = _gated_backward(gate, up, grad @ weight)
+        of_weight = grad.flatten(0, -2).T @ product.flatten(0, -2) if ctx.needs_input_grad[2] else None
+        return of_gate, of_up, of_weight
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    kernels = _kernels(gate, up)
+    if kernels is not None:
+        return kernels.gated(gate.contiguous(), up.contiguous())
+    return silu(gate).mul_(up)
+
+
+def _gated_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """silu(gate) * up again, and its gradients by gate and by up from the gradient by it."""
+    kernels = _kernels(gate, up)
+    if kernels is not None:
+        return kernels.gated_backward(gate.contiguous(), up.contiguous(), grad.contiguous())
+    opened = silu(gate)
+    return opened * up, torch.ops.aten.silu_backward(grad * up, gate), opened.mul_(grad)
+
+
+def _kernels(x: Tensor, other: Tensor) -> Kernels | None:
+    """The compiled kernels for x [.., size], where they take it and a second tensor of its dtype."""
+    return kernels_for(x, x.shape[-1]) if x.dtype == other.dtype else None
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).contiguous()

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaModel, MistralModel, PreTrainedModel, Qwen2Model, Qwen3Model
 
+from peerwise.kernels import Kernels, kernels_for
 from peerwise.models.attention import NAME, AttentionPlan, AttentionRule, use_attention
 from peerwise.models.forward import hidden_states
-from peerwise.models.kernels import Kernels, kernels_for
 from peerwise.models.packed import Product, packable, packed_linears
 
 Decoder = Callable[[Tensor, Tensor, AttentionPlan], Tensor]

@@ -106,7 +106,8 @@ def load(
     except (OSError, ImportError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(_explain(path, source, error)) from error
     _refuse_unsupported(model)
-    settle(model)
+    if quantization:
+        settle(model)
     model = model.to(place).eval()
     if gradient_checkpointing:
         _checkpoint_activations(model)

@@ -44,7 +44,9 @@ def lora_layers(model: nn.Module) -> list[LoraLayer]:
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """The model's weights with adapters folded in, float32, under the names it has without them."""
     state: dict[str, Tensor] = {}
-    owner = {f"{name}.base_layer.weight": layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    owner = {
+        f"{name}.base_layer.weight": layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)
+    }
     for name, tensor in model.state_dict().items():
         # What follows the name of a weight says how it was rounded to 4 bits.
         if "lora_" in name or ".base_layer.weight." in name:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from peerwise.models.kernels import LANES, Kernels, kernels_for
+from peerwise.kernels import LANES, Kernels, kernels_for
 
 
 class Product:

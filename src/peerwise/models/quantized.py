@@ -16,6 +16,9 @@ from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
 from peerwise.errors import ModelError, RequestError
 
+BLOCK = 64
+"""Weights, one after the other along the rows, that share a scale."""
+
 
 def bitsandbytes(setting: str) -> Any:
     """The library, for the setting that needs it.
@@ -57,16 +60,20 @@ def in_4_bits(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 
 
 def settle(model: PreTrainedModel) -> None:
-    """Make a model with weights in 4 bits fit for training and saving; any other stays as it is.
+    """Make a model that was loaded so fit for training and saving.
 
     Raises:
-        ModelError: what was rounded is not all `nn.Linear`.
+        ModelError: what was rounded is not all `nn.Linear`, or its rows are of a length that this device cannot do.
     """
-    if not getattr(model, "is_loaded_in_4bit", False):
-        return
     rounded = [module for module in model.modules() if _state(module) is not None]
-    if not rounded or any(getattr(layer, "source_cls", nn.Linear) is not nn.Linear for layer in rounded):
+    if not rounded or any(layer.source_cls is not nn.Linear for layer in rounded):
         raise ModelError(f"{type(model).__name__}: only models whose layers are nn.Linear can be held in 4 bits")
+    if model.device.type == "cpu" and (odd := {layer.in_features for layer in rounded if layer.in_features % BLOCK}):
+        # bitsandbytes 0.50 gives such rows the scales of others, without a word.
+        raise ModelError(
+            f"{type(model).__name__} has layers with {min(odd)} inputs; on a CPU only multiples of {BLOCK} can be held "
+            "in 4 bits, so leave model.quantization out"
+        )
     for layer in rounded:
         # On some processors bitsandbytes would re-order a weight for good on its first use without a gradient, round
         # its scales again, and from then on pass no gradient through it.
@@ -75,19 +82,16 @@ def settle(model: PreTrainedModel) -> None:
     del model.hf_quantizer, model.config.quantization_config
 
 
-def require_trainable(model: PreTrainedModel, *, adapters: bool) -> None:
-    """Refuse to train what a file holds quantised, except for adapters beside 4 bits by bitsandbytes.
+def require_trainable(model: PreTrainedModel) -> None:
+    """Refuse to train a model whose file holds quantised weights.
 
     Raises:
         ModelError: with what to do.
     """
-    if getattr(model, "is_loaded_in_4bit", False):
-        if not adapters:
-            raise ModelError("weights of 4 bits cannot be trained; set model.lora_rank to train adapters beside them")
-    elif getattr(model, "hf_quantizer", None) is not None:
+    if getattr(model, "hf_quantizer", None) is not None:
         raise ModelError(
-            f"the model's file holds weights quantised by {model.quantization_method}, which cannot be trained; give the model "
-            "it was made from, with model.quantization = 'nf4' and model.lora_rank where memory is short"
+            f"the model's file holds weights quantised by {model.quantization_method.value}, which cannot be trained; "
+            "give the model it was made from, with model.quantization = 'nf4' where memory is short"
         )
 
 

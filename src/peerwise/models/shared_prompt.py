@@ -21,6 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from peerwise.models import flex
 from peerwise.models.attention import AttentionPlan, AttentionRule, masked_attention
+from peerwise.models.row_attention import RowAttention, row_kernels
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -77,10 +78,18 @@ class SharedPromptAttention(AttentionPlan):
         """The groups of the row, for what goes through them one by one."""
         return [_span(prompt, answers, self.device) for prompt, answers in self.lengths]
 
+    @cached_property
+    def compiled(self) -> RowAttention:
+        """The row for the compiled kernels."""
+        return RowAttention(self.lengths)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
         """[1, H, N, D] queries over the packed row -> [1, H, N, D]."""
         if flex.serves(q, v):
             return flex.attend_row(q, k, v, self.blocks(rule.window), rule)
+        kernels = row_kernels(q, v, rule)
+        if kernels is not None:
+            return self.compiled.attend(kernels, q, k, v, rule)
         if q.is_cpu and rule.softcap is None and q.shape[-1] == v.shape[-1]:
             out: Tensor = _FlashOverSpans.apply(q, k, v, self, rule)  # type: ignore[no-untyped-call]
             return out
