@@ -148,7 +148,9 @@ class FakeVllm:
         if rank > (self.lora_rank or 0):
             raise Refused(500, f"LoRA rank {rank} is greater than max_lora_rank {self.lora_rank}.")
         model = copy.deepcopy(self.model)
-        self.adapters[lora_name] = model if self.deaf else PeftModel.from_pretrained(model, lora_path).merge_and_unload()
+        self.adapters[lora_name] = (
+            model if self.deaf else PeftModel.from_pretrained(model, lora_path).merge_and_unload()
+        )
         return f"Success: LoRA adapter '{lora_name}' added successfully."
 
     def post_v1_unload_lora_adapter(self, lora_name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -72,6 +73,24 @@ def trainer_logprobs(
     ]
     with torch.no_grad(), use_attention(policy.model, NAME):
         return completion_logprobs(policy.model, groups, temperature=temperature)[0]
+
+
+def learn(policy: Policy, seed: int) -> None:
+    """Other adapters, large enough to change answers."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.02 * torch.randn_like(parameter))
+
+
+def tokens_a_second(policy: Policy, generator: Generator) -> float:
+    """Of three groups of 6 answers, 24 tokens each."""
+    params = SamplingParams(max_new_tokens=24, min_new_tokens=24)
+    generator.generate(asked(policy, 6), params)
+    begun = time.perf_counter()
+    found = generator.generate(asked(policy, 6), params)
+    return sum(len(one.token_ids) for answers in found for one in answers) / (time.perf_counter() - begun)
 
 
 def move(policy: Policy, seed: int) -> None:

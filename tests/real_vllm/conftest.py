@@ -1,5 +1,5 @@
 """A policy and real vLLM servers on loopback. `make test-vllm` sets PEERWISE_VLLM_PYTHON, the Python of vLLM's
-environment; without it the tests of servers are skipped."""
+environment; without it the tests of servers are skipped. What tests measured is shown at the end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,22 @@ import pytest
 from agreement import CONTEXT
 
 from peerwise.models.load import Policy, load
+from peerwise.models.lora import add_lora
 
 MODEL = "smollm2-135m-instruct"
+RANK = 8
+MEASURED: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for line in MEASURED:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def measured() -> Callable[[str], None]:
+    """Takes a line that is shown when all tests have ended."""
+    return MEASURED.append
 
 
 @pytest.fixture(scope="session")
@@ -23,16 +37,24 @@ def policy() -> Policy:
     return load(MODEL, dtype="float32")
 
 
+@pytest.fixture
+def adapted() -> Policy:
+    """A policy that trains adapters."""
+    policy = load(MODEL, dtype="float32")
+    add_lora(policy.model, rank=RANK, alpha=None, seed=0)
+    return policy
+
+
 @pytest.fixture(scope="session")
 def start_server(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tuple[str, Any]]]:
-    """`start_server(port)` gives (URL, process) of a small server; all of them end with the tests."""
+    """`start_server(port, lora_rank)` gives (URL, process) of a small server; all of them end with the tests."""
     from peerwise.rollout.vllm.launch import command, serving
 
     with contextlib.ExitStack() as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
 
-        def start(port: int | None = None) -> tuple[str, Any]:
+        def start(port: int | None = None, lora_rank: int = 0) -> tuple[str, Any]:
             port = port or free_port()
             words = command(
                 policy.source,
@@ -40,6 +62,7 @@ def start_server(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> It
                 port=port,
                 dtype="float32",
                 max_model_len=CONTEXT,
+                lora_rank=lora_rank,
                 more=("--enforce-eager", "--max-num-seqs", "16"),
             )
             log = tmp_path_factory.mktemp("server") / f"{port}.log"

@@ -8,29 +8,33 @@ import io
 from pathlib import Path
 
 import pytest
-from agreement import CONTEXT, asked, assert_greedy_agrees, assert_sampling_agrees, move
+from agreement import CONTEXT, asked, assert_greedy_agrees, assert_sampling_agrees, learn, move
 
 pytest.importorskip("vllm.sampling_params", reason="vLLM is not installed in this environment; run make test-vllm")
 
 from peerwise.models.load import Policy
 from peerwise.rollout.base import SamplingParams
 from peerwise.rollout.vllm.inprocess import VllmBeside
-from peerwise.rollout.vllm.weights import Files
+from peerwise.rollout.vllm.weights import make_transfer
+
+
+def beside(policy: Policy) -> VllmBeside:
+    return VllmBeside(
+        policy.model,
+        source=policy.source,
+        decode=policy.decode,
+        end_ids=policy.end_ids,
+        transfer=make_transfer(policy.model, "files", None),
+        memory=0.15,
+        needed=CONTEXT,
+        max_branches=16,
+    )
 
 
 def test_answers_and_weights_are_those_of_the_policy(policy, files):
     other = Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.end_ids, policy.source)
     move(other, 1)
-    generator = VllmBeside(
-        other.model,
-        source=other.source,
-        decode=other.decode,
-        end_ids=other.end_ids,
-        transfer=Files(),
-        memory=0.15,
-        needed=CONTEXT,
-        max_branches=16,
-    )
+    generator = beside(other)
     try:
         before = assert_greedy_agrees(other, generator)
         assert_sampling_agrees(other, generator)
@@ -44,6 +48,24 @@ def test_answers_and_weights_are_those_of_the_policy(policy, files):
         assert [len(answers) for answers in found] == [4, 4, 4]
         assert seen[-1] == (12, 12)
         assert generator.generate([], SamplingParams(max_new_tokens=6)) == []
+    finally:
+        generator.close()
+
+
+def test_answers_are_those_of_the_policys_adapters(policy, adapted):
+    generator = beside(adapted)
+    try:
+        # Fresh adapters change nothing, and what vLLM was tried out with is gone.
+        fresh = assert_greedy_agrees(policy, generator)
+        learn(adapted, 1)
+        generator.weights_moved(1)
+        before = assert_greedy_agrees(adapted, generator)
+        assert_sampling_agrees(adapted, generator)
+        learn(adapted, 2)
+        generator.weights_moved(2)
+        after = assert_greedy_agrees(adapted, generator)
+        assert fresh != before != after
+        assert len(list(generator.transfer.folder.iterdir())) == 1
     finally:
         generator.close()
 

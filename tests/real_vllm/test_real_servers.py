@@ -7,9 +7,10 @@ import copy
 import io
 import os
 import signal
+import time
 
 import pytest
-from agreement import SETTINGS, asked, assert_greedy_agrees, assert_sampling_agrees, move
+from agreement import SETTINGS, asked, assert_greedy_agrees, assert_sampling_agrees, move, tokens_a_second
 
 from peerwise.errors import EngineError, ModelError
 from peerwise.metrics.console import Console
@@ -19,7 +20,7 @@ from peerwise.recipe.load import loads
 from peerwise.rollout.base import SamplingParams
 from peerwise.rollout.vllm.server import Server
 from peerwise.rollout.vllm.servers import VllmServers
-from peerwise.rollout.vllm.weights import Files
+from peerwise.rollout.vllm.weights import make_transfer, policy_weights
 from peerwise.train.checkpoint import checkpoints
 from peerwise.train.stages import resume, train
 
@@ -64,7 +65,7 @@ def asking(policy: Policy, urls: list[str]) -> VllmServers:
         decode=policy.decode,
         end_ids=policy.end_ids,
         servers=[Server(url, timeout=120.0, waits=(0.2, 0.2)) for url in urls],
-        transfer=Files(),
+        transfer=make_transfer(policy.model, "files", None),
     )
     generator.connect(200)
     return generator
@@ -83,7 +84,7 @@ def test_answers_are_those_of_the_native_engine_and_the_trainer(policy, pair):
     generator.close()
 
 
-def test_pushed_weights_answer(policy, pair):
+def test_pushed_weights_answer(policy, pair, measured):
     other = moved_copy(policy, 1)
     generator = asking(other, [pair[0][0]])
     before = assert_greedy_agrees(other, generator)
@@ -92,6 +93,16 @@ def test_pushed_weights_answer(policy, pair):
     after = assert_greedy_agrees(other, generator)
     assert_sampling_agrees(other, generator)
     assert after != before
+    begun = time.perf_counter()
+    generator._push()
+    seconds, size = (
+        time.perf_counter() - begun,
+        sum(t.numel() * t.itemsize for t in policy_weights(other.model).values()),
+    )
+    measured(
+        f"all weights, float32: {size / 1e6:.1f} MB and {seconds:.2f} s a push, "
+        f"{tokens_a_second(other, generator):.0f} tokens/s"
+    )
     generator.close()
 
 

@@ -5,8 +5,7 @@ import torch
 from drawing import PROMPTS, asked, engine, sampled_logprobs, trainer_logprobs
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from peerwise.models import kernels
-from peerwise.models.kernels import Kernels, kernels_for
+from peerwise.kernels import Kernels, build, kernels_for
 from peerwise.rollout.base import SamplingParams
 from tiny_models import CONFIGS, END, VOCABULARY
 
@@ -50,9 +49,9 @@ def test_they_stray_from_float32_no_further_than_torch_does(name, monkeypatch):
     errors = []
     for switch in ("on", "off"):
         monkeypatch.setenv("PEERWISE_KERNELS", switch)
-        kernels._built.cache_clear()
+        build._built.cache_clear()
         answers = engine(model, [96]).generate(requests, params)
         exact = trainer_logprobs(wide(name).float(), requests, answers, 1.0)
         errors.append(sum(abs(a - b) for a, b in zip(sampled_logprobs(answers), exact, strict=True)) / len(exact))
-    kernels._built.cache_clear()
+    build._built.cache_clear()
     assert errors[0] < 1.3 * errors[1]

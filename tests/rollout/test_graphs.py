@@ -1,14 +1,12 @@
 """Pins decode steps of fixed size against `generate` and against steps of their own size: the same answers, whatever
 the size, with nothing that a recorder could not record; and what happens where there is none.
 
-Without a GPU torch's tracer stands in for a capture: it refuses to hand values to the host, and what it records is
-operations on fixed tensors, numbers of the recorded step included. The last test captures where there is a GPU.
+Without a GPU a stand-in records (recording.py). The last test captures where there is a GPU.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,55 +15,14 @@ import torch
 from drawing import NEVER, PROMPTS, asked, drawn, engine, generated, sampled_logprobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recording import Compute, Rerun, Traced, with_recorder
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from peerwise.errors import TrainingError
 from peerwise.rollout.base import SamplingParams
 from peerwise.rollout.native import graphs
 from peerwise.rollout.native.graphs import bucket, cuda_recorder
 from tiny_models import CONFIGS, END, tiny
-
-Compute = Callable[[], Tensor]
-
-
-class Rerun:
-    """Calls the function again; its result lies where the one before lay, as that of a graph does."""
-
-    def __init__(self) -> None:
-        self.rehearsals = self.records = self.replays = 0
-
-    def rehearse(self, step: Compute) -> Tensor:
-        self.rehearsals += 1
-        return self.finite(step())
-
-    def record(self, step: Compute) -> Compute:
-        self.records += 1
-        again = self.recorded(step)
-        out = step().clone()
-
-        def replay() -> Tensor:
-            self.replays += 1
-            return out.copy_(self.finite(again()))
-
-        return replay
-
-    def recorded(self, step: Compute) -> Compute:
-        return step
-
-    def finite(self, out: Tensor) -> Tensor:
-        """Rows that nobody has are checked with the others."""
-        assert out.isfinite().all()
-        return out
-
-
-class Traced(Rerun):
-    """Records the operations of one call and runs those."""
-
-    def recorded(self, step: Compute) -> Compute:
-        start = torch.zeros(())
-        trace = make_fx(lambda _: step())(start)
-        return lambda: trace(start)
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +31,6 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(graphs, "WARM_UP", 1)
     monkeypatch.setattr(graphs, "LEAST_BRANCHES", 2)
     monkeypatch.setattr(graphs, "LEAST_TOKENS", 16)
-
-
-def with_recorder(model, recorder: Any, ends=(END,), **how: Any):
-    return engine(model, ends, recorder=lambda device: recorder, **how)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peerwise.errors import EngineError, ModelError
-from peerwise.models.lora import add_lora
 from peerwise.rollout.base import SamplingParams
 from peerwise.rollout.vllm import launch
 from peerwise.rollout.vllm.plugin import BACKEND, FilesInit
@@ -33,23 +32,6 @@ def test_a_tied_output_layer_is_sent_once(tmp_path):
     model = tiny("gemma")
     assert "lm_head.weight" not in policy_weights(model)
     save_file(policy_weights(model), tmp_path / "weights.safetensors")  # which refuses tensors that share memory
-
-
-def test_adapters_are_folded_in_under_the_models_own_names_and_dtype():
-    plain = tiny("llama").bfloat16()
-    model = tiny("llama").bfloat16()
-    add_lora(model, rank=2, alpha=4.0, seed=0)
-    fresh = policy_weights(model)
-    assert fresh.keys() == policy_weights(plain).keys()
-    name = "model.layers.0.self_attn.q_proj.weight"
-    assert torch.equal(fresh[name], policy_weights(plain)[name])
-    a, b = (p for n, p in model.named_parameters() if n.startswith("model.layers.0.self_attn.q_proj.lora"))
-    with torch.no_grad():
-        b += 0.5
-    # alpha / rank = 2
-    expected = (plain.state_dict()[name].float() + 2 * b.detach() @ a.detach()).bfloat16()
-    assert torch.equal(policy_weights(model)[name], expected)
-    assert policy_weights(model)[name].dtype == torch.bfloat16
 
 
 class Reader:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import go_on, rows, start
 
-from fake_vllm import GENERATE, FakeVllm, Refused, served
+from fake_vllm import GENERATE, LOAD, FakeVllm, Refused, served
 from peerwise.errors import EngineError, ModelError
 from peerwise.metrics.console import Console
 from peerwise.recipe.load import loads
@@ -20,9 +20,9 @@ from tiny_models import tiny, tiny_tokenizer
 ENGINE = ["--rollout.engine", "vllm-server", "--run.checkpoint-every", "100", "--evaluation.every", "0"]
 
 
-def fake() -> FakeVllm:
+def fake(lora_rank: int | None = None) -> FakeVllm:
     tokenizer = tiny_tokenizer()
-    return FakeVllm(tiny("llama"), lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True))
+    return FakeVllm(tiny("llama"), lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True), lora_rank)
 
 
 def test_every_sample_says_which_weights_drew_it_and_only_sampling_costs_a_push(files, tmp_path):
@@ -35,20 +35,53 @@ def test_every_sample_says_which_weights_drew_it_and_only_sampling_costs_a_push(
     # At the start, for the evaluation after sft, before each of four steps, and for the evaluation at the end.
     assert server.calls["/update_weights"] == 7
     assert server.label.endswith(":7")
-    mismatch = [row["mismatch/max"] for row in rows(tmp_path / "run", "metrics.jsonl") if row["stage"] == "grpo"]
-    assert max(mismatch) < 1e-4
+    assert mismatch(tmp_path / "run") < 1e-4
 
 
-@pytest.mark.parametrize("variant", ["lora", "bfloat16"])
-def test_what_is_pushed_is_what_the_trainer_computes_with(files, tmp_path, variant):
+def mismatch(folder: Path) -> float:
+    return max(row["mismatch/mean"] for row in rows(folder, "metrics.jsonl") if row["stage"] == "grpo")
+
+
+def test_what_is_pushed_in_bfloat16_is_what_the_trainer_computes_with(files, tmp_path):
     server = fake()
-    if variant == "bfloat16":
-        server.model = server.model.bfloat16()
-        server.info["dtype"] = "torch.bfloat16"
+    server.model = server.model.bfloat16()
+    server.info["dtype"] = "torch.bfloat16"
     with served(server) as url:
-        start(files, tmp_path / "run", variant, *ENGINE, "--vllm.urls", url)
-    mismatch = [row["mismatch/mean"] for row in rows(tmp_path / "run", "metrics.jsonl") if row["stage"] == "grpo"]
-    assert max(mismatch) < (1e-4 if variant == "lora" else 0.05)
+        start(files, tmp_path / "run", "bfloat16", *ENGINE, "--vllm.urls", url)
+    assert mismatch(tmp_path / "run") < 0.05
+
+
+def test_a_run_of_adapters_pushes_nothing_else_and_leaves_no_folder(files, tmp_path):
+    server, folder = fake(lora_rank=8), tmp_path / "shared"
+    folder.mkdir()
+    with served(server) as url:
+        start(files, tmp_path / "run", "lora", *ENGINE, "--vllm.urls", url, "--vllm.folder", str(folder))
+    # The seven of a run of all weights and the one that only tries the server out.
+    assert server.calls[LOAD] == 8
+    assert len(server.adapters) == 1
+    assert server.calls["/update_weights"] == 0
+    assert list(folder.iterdir()) == []
+    found = [(row["global_step"], row["policy_version"]) for row in rows(tmp_path / "run", "rollouts.jsonl")]
+    assert found == [(step, step - 1) for step in (4, 5, 6, 7) for _ in range(2)]
+    assert mismatch(tmp_path / "run") < 1e-4
+
+
+def test_a_restarted_server_ends_a_run_of_adapters_and_its_resumption_gives_it_the_right_one(files, tmp_path):
+    server, folder = fake(lora_rank=8), tmp_path / "run"
+
+    def restart() -> None:
+        if server.calls[LOAD] == 5:  # that of the second step of grpo
+            server.adapters.clear()
+            server.label = "default"
+
+    server.before[GENERATE] = restart
+    with served(server) as url:
+        with pytest.raises(EngineError, match=r"no longer has the policy's adapter.*--resume"):
+            start(files, folder, "lora", *ENGINE, "--vllm.urls", url)
+        server.before.clear()
+        go_on(folder)
+    assert [row["global_step"] for row in rows(folder, "metrics.jsonl")] == [1, 2, 3, 4, 5, 6, 7]
+    assert mismatch(folder) < 1e-4
 
 
 def test_a_server_that_dies_leaves_a_run_that_goes_on_from_the_last_complete_step(files, tmp_path, monkeypatch):

@@ -25,8 +25,9 @@ LIMITS = {torch.float32: 0.02}
 COARSE_LIMIT = 0.3
 """The same for coarser dtypes, where kernels differ in the third digit of a logit of 20."""
 
-TOLD = 0.3
-"""Size of what an adapter adds for the probe, as a share of the weights it is beside."""
+TOLD = 0.1
+"""Size of what an adapter adds for the probe, as a share of the weights it is beside. Of SmolLM2-135M in bfloat16 an
+unused one then moves log-probs by 1.5 to 2.5, rounding by 0.03 to 0.12."""
 
 
 @contextmanager
