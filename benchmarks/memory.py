@@ -46,6 +46,13 @@ SETTINGS: dict[str, list[str]] = {
     "bfloat16, adapters, checkpointing": [
         "--model.lora-rank", "8", "--optimizer.micro-batch-tokens", "2048", "--model.gradient-checkpointing",
     ],
+    "bfloat16, 4-bit base, adapters, checkpointing": [
+        "--model.quantization", "nf4", "--model.lora-rank", "8", "--optimizer.micro-batch-tokens", "2048",
+        "--model.gradient-checkpointing",
+    ],
+    "bfloat16, divergence, 8-bit moments": [
+        "--optimizer.moments", "8-bit", "--optimizer.micro-batch-tokens", "1024",
+    ],
 }  # fmt: skip
 COMMON = [
     "--model.dtype", "bfloat16", "--algorithm.kl-coefficient", "0.04",
@@ -85,7 +92,12 @@ def measure(name: str, *, keep: bool) -> int:
     updates(LlamaForCausalLM(tiny), recipe)
     before = resident("VmRSS")
     settings = recipe.model
-    model = load(MODEL, dtype=settings.dtype, gradient_checkpointing=settings.gradient_checkpointing).model
+    model = load(
+        MODEL,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        gradient_checkpointing=settings.gradient_checkpointing,
+    ).model
     # While it is read, the model is there in the file's dtype too; the peak of interest comes later.
     forget_peak()
     updates(model, recipe)

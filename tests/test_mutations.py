@@ -30,7 +30,7 @@ STAGE = "tests/train/test_grpo_stage.py::"
 TABLE = "tests/rewards/test_grading_table.py"
 OPTIONS = "tests/train/test_step_options.py::"
 LEAN = "tests/models/test_lean.py::test_the_lean_decoder_gives_the_hidden_states_of_the_modules[mistral]"
-KERNELS = "tests/models/test_kernels.py::test_attention_is_that_of_the_definition"
+KERNELS = "tests/kernels/test_kernels.py::test_attention_is_that_of_the_definition"
 ENDINGS = "tests/rollout/test_native_endings.py::"
 GRAPHS = "tests/rollout/test_graphs.py::"
 REPLAY = "tests/train/test_replay.py::"
@@ -642,6 +642,20 @@ FAULTS = [
         "tests/train/test_budget.py::test_a_step_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not",
     ),
     Fault(
+        "a tile that only an interval's last key touches is passed over",
+        "models/flex.py",
+        "first // TILE, -(-last // TILE)",
+        "first // TILE, last // TILE",
+        "tests/models/test_flex.py::test_tiles_by_hand",
+    ),
+    Fault(
+        "a window does not reach back into the prompt",
+        "models/shared_prompt.py",
+        "out_of_sight = before + here - start + 1 - reach",
+        "out_of_sight = here - start + 1 - reach",
+        "tests/models/test_flex.py::test_a_token_sees_what_the_definition_says_and_just_the_tiles_where_any_does_are_listed",
+    ),
+    Fault(
         "a prompt's keys learn from its last answer alone",
         "models/shared_prompt.py",
         "found[:, :, : span.prompt].sum(0, keepdim=True)",
@@ -671,6 +685,28 @@ FAULTS = [
         LORA,
     ),
     Fault("the reference's adapter moves along", "models/lora.py", "p.detach().clone()", "p.detach()", LORA),
+    # 4 and 8 bits
+    Fault(
+        "the scales of weights in 4 bits are not rounded",
+        "models/quantized.py",
+        "bnb_4bit_use_double_quant=True",
+        "bnb_4bit_use_double_quant=False",
+        "tests/models/test_quantized.py::test_all_linear_layers_but_the_output_layer_are_held_in_4_bits_and_two_scales",
+    ),
+    Fault(
+        "the adapters are left out of merged weights",
+        "models/lora.py",
+        'owner[name].get_delta_weight("default").float()',
+        '0 * owner[name].get_delta_weight("default").float()',
+        "tests/models/test_quantized.py::test_merged_weights_are_a_plain_model_that_computes_the_same",
+    ),
+    Fault(
+        "moments in 8 bits begin to count steps again when they are restored",
+        "train/optimizer.py",
+        'int(saved["step"])',
+        "0",
+        OPTIMIZER + "test_a_saved_optimizer_with_moments_in_8_bits_goes_on_bit_by_bit",
+    ),
     # Sampling
     Fault(
         "an answer ends at the pad token",
@@ -694,11 +730,25 @@ FAULTS = [
         "tests/rollout/test_vllm_servers.py::test_weights_of_somebody_else_are_never_sampled_from",
     ),
     Fault(
-        "adapters stay behind when weights are pushed",
+        "the adapter that tried vLLM out is drawn with",
+        "rollout/vllm/servers.py",
+        "self._stale = self.transfer.rank > 0",
+        "self._stale = False",
+        "tests/rollout/test_vllm_adapters.py::test_only_adapters_go_and_answers_are_the_native_engines",
+    ),
+    Fault(
+        "adapters reach vLLM under one name",
         "rollout/vllm/weights.py",
-        "merged_state(model) if lora_layers(model) else model.state_dict()",
-        "model.state_dict()",
-        "tests/rollout/test_vllm_weights.py::test_adapters_are_folded_in_under_the_models_own_names_and_dtype",
+        "{next(self._numbers)}",
+        "{0}",
+        "tests/rollout/test_vllm_adapters.py::test_every_update_has_a_name_of_its_own_and_only_the_latest_stays",
+    ),
+    Fault(
+        "an adapter is written with the scale of another",
+        "models/adapters.py",
+        "lora_alpha=alpha,",
+        "lora_alpha=2 * rank,",
+        "tests/rollout/test_vllm_adapters.py::test_peft_reads_the_models_own_adapters",
     ),
     Fault(
         "the lean decoder rotates the wrong way",
@@ -716,14 +766,14 @@ FAULTS = [
     ),
     Fault(
         "a compiled decode step does not see its own token",
-        "models/kernels.c",
+        "kernels/decode_attention.c",
         "lengths[row] + 1},",
         "lengths[row]},",
         KERNELS,
     ),
     Fault(
         "the compiled window is one token too wide",
-        "models/kernels.c",
+        "kernels/decode_attention.c",
         "position - window + 1",
         "position - window",
         KERNELS,
@@ -758,6 +808,20 @@ FAULTS = [
         "own <= lengths\n",
         "own <= lengths + 1\n",
         "tests/rollout/test_native.py::test_sampled_answers_of_uneven_length_have_the_trainers_logprobs[llama]",
+    ),
+    Fault(
+        "an answer's part is added to its prompt's without its weight",
+        "rollout/native/attention.py",
+        "+ share * own",
+        "+ own",
+        "tests/rollout/test_flex_decode.py::test_greedy_ids_are_those_of_generate[llama]",
+    ),
+    Fault(
+        "a window in an answer reaches one token too far back",
+        "rollout/native/attention.py",
+        "(last + 1 - window)",
+        "(last - window)",
+        "tests/rollout/test_flex_decode.py::test_long_answers_of_uneven_length_have_the_trainers_logprobs[mistral]",
     ),
     Fault(
         "a recorded step writes where the one before did",

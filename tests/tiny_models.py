@@ -89,6 +89,20 @@ def tiny(name: str = "llama") -> PreTrainedModel:
     return copy.deepcopy(_prototype(name))
 
 
+@functools.cache
+def _wide_prototype() -> PreTrainedModel:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "initializer_range": 0.15}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(999)
+        config = AutoConfig.for_model("llama", **{**_SIZE, **sizes})
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def tiny_wide() -> PreTrainedModel:
+    """A fresh copy of a tiny Llama whose layers read 64 or 128 numbers, as weights in 4 bits need it on a CPU."""
+    return copy.deepcopy(_wide_prototype())
+
+
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One id per character, with a small chat template. A chat starts with <bos>; <end> ends an answer."""
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *CHARACTERS])}

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerwise.models import kernels as module
-from peerwise.models.kernels import BLOCK, blocked, kernels_for
+from peerwise.kernels import BLOCK, kernels_for
+from peerwise.kernels import build as module
 
 KERNELS = kernels_for(torch.zeros(1, dtype=torch.bfloat16), 64)
 needed = pytest.mark.skipif(KERNELS is None, reason="no C compiler, or a processor without AVX-512 BF16")
@@ -30,21 +30,35 @@ def test_the_norm_is_that_of_the_definition():
 
 
 @needed
-def test_a_sum_is_rounded_before_it_is_normalised():
-    x, delta, weight = _random(3, 32), _random(3, 32, seed=2), _random(32, seed=1)
-    total, out = KERNELS.add_rms_norm(x, delta, weight, 1e-6)
-    assert torch.equal(total, x + delta)
-    assert torch.equal(out, KERNELS.rms_norm(x + delta, weight, 1e-6))
-
-
-@needed
 def test_gates_are_silu_from_far_below_0_to_far_above():
     gates = torch.cat([torch.linspace(-120, 120, 62), torch.tensor([0.0, -0.0])]).bfloat16()[None]
     values = _random(1, 64)
     exact = gates.double() / (1 + torch.exp(-gates.double())) * values.double()
-    torch.testing.assert_close(
-        KERNELS.gated(torch.cat([gates, values], 1)).double(), exact, rtol=2 * ROUNDING, atol=1e-30
-    )
+    torch.testing.assert_close(KERNELS.gated(gates, values).double(), exact, rtol=2 * ROUNDING, atol=1e-30)
+
+
+@needed
+@pytest.mark.parametrize("rows", [1, 70])
+def test_the_norms_gradients_are_those_of_the_definition(rows):
+    x, weight, grad = _random(rows, 160) * 3, _random(160, seed=1), _random(rows, 160, seed=2)
+    exact = x.double().requires_grad_(), weight.double().requires_grad_()
+    out = exact[0] / (exact[0].square().mean(-1, keepdim=True) + 1e-5).sqrt() * exact[1]
+    of_x, of_weight = torch.autograd.grad(out, exact, grad.double())
+    found, sums = KERNELS.rms_norm_backward(x, weight, 1e-5, grad)
+    torch.testing.assert_close(found.double(), of_x, rtol=ROUNDING, atol=1e-5)
+    torch.testing.assert_close(sums.double(), of_weight, rtol=1e-5, atol=1e-5)
+
+
+@needed
+def test_gates_gradients_are_those_of_the_definition():
+    gates = torch.linspace(-30, 30, 96).bfloat16()[None]
+    values, grad = _random(1, 96), _random(1, 96, seed=2)
+    exact = gates.double().requires_grad_(), values.double().requires_grad_()
+    expected = torch.autograd.grad(torch.nn.functional.silu(exact[0]) * exact[1], exact, grad.double())
+    out, *found = KERNELS.gated_backward(gates, values, grad)
+    assert torch.equal(out, KERNELS.gated(gates, values))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2 * ROUNDING, atol=1e-6)
 
 
 @needed
@@ -86,11 +100,9 @@ def test_attention_is_that_of_the_definition(heads, size, prompts, answers, wind
     own_k, own_v = ([_random(kv, t + 1, size, seed=99 * i + s) for i, (_, t) in enumerate(answers)] for s in (3, 4))
     stores = [torch.zeros(places, kv, room, size).bfloat16() for places in (len(prompts), len(prompts), n, n)]
     for place, pair in enumerate(zip(prompt_k, prompt_v, strict=True)):
-        for store, x in zip(stores[:2], blocked(*pair), strict=True):
-            store[place, :, : x.shape[1]] = x
+        KERNELS.keep(*pair, *(store[place] for store in stores[:2]))
     for place, (pair, (_, t)) in enumerate(zip(zip(own_k, own_v, strict=True), answers, strict=True)):
-        for store, x in zip(stores[2:], blocked(*(x[:, :t] for x in pair)), strict=True):
-            store[place, :, : x.shape[1]] = x
+        KERNELS.keep(*(x[:, :t] for x in pair), *(store[place] for store in stores[2:]))
     groups = [g % len(prompts) for g, _ in answers]
     q = _random(n, h, size, seed=5)
     out = KERNELS.attend(
@@ -120,7 +132,8 @@ def test_attention_is_that_of_the_definition(heads, size, prompts, answers, wind
 def test_rows_of_one_answer_see_each_other_in_order():
     size, prompt = 32, _random(1, 5, 32)
     k, v, q = (_random(3, 1, size, seed=s) for s in (1, 2, 3))
-    prompts = [x[None] for x in blocked(prompt, prompt)]
+    prompts = [torch.zeros(1, 1, BLOCK, size).bfloat16() for _ in range(2)]
+    KERNELS.keep(prompt, prompt, *(x[0] for x in prompts))
     answers = [torch.zeros(1, 1, BLOCK, size).bfloat16() for _ in range(2)]
 
     def attend(first: int, last: int) -> torch.Tensor:
@@ -143,16 +156,20 @@ def test_rows_of_one_answer_see_each_other_in_order():
     assert torch.equal(together, torch.cat([attend(i, i + 1) for i in range(3)]))
 
 
-def test_blocks_keep_every_number_and_fill_up_with_zeros():
-    k, v = _random(2, 19, 32), _random(2, 19, 32, seed=1)
-    keys, values = blocked(k, v)
-    assert keys.shape == values.shape == (2, 32, 32)
+@needed
+def test_a_prompt_is_kept_in_blocks_of_16_keys_and_pairs_of_values_whatever_its_strides():
+    k, v = _random(2, 19, 32), _random(19, 2, 32, seed=1).transpose(0, 1)
+    keys, values = (torch.full((2, 48, 32), 7.0).bfloat16() for _ in range(2))
+    KERNELS.keep(k, v, keys, values)
     # Key of head 1, token 17, dimensions 6 and 7: block 1, pair 3, token 1 of it. Value likewise: pair 8, second token.
-    assert torch.equal(keys.view(2, 2, 16, 16, 2)[1, 1, 3, 1], k[1, 17, 6:8])
-    assert torch.equal(values.view(2, 16, 32, 2)[1, 8, :, 1], v[1, 17])
-    assert (
-        keys.view(2, 2, 16, 16, 2)[:, 1, :, 3:].abs().sum() == 0 and values.view(2, 16, 32, 2)[:, 10:].abs().sum() == 0
-    )
+    assert torch.equal(keys.view(2, 3, 16, 16, 2)[1, 1, 3, 1], k[1, 17, 6:8])
+    assert torch.equal(values.view(2, 24, 32, 2)[1, 8, :, 1], v[1, 17])
+    # Every token in its place, and the rest as it was.
+    of_keys = keys.view(2, 3, 16, 16, 2).transpose(2, 3).reshape(2, 48, 32)
+    of_values = values.view(2, 24, 32, 2).transpose(2, 3).reshape(2, 48, 32)
+    for found, original in ((of_keys, k), (of_values, v)):
+        assert torch.equal(found[:, :19], original)
+        assert bool((found[:, 19:] == 7).all())
 
 
 @pytest.mark.parametrize(

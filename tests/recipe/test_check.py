@@ -65,6 +65,8 @@ def test_a_sound_recipe_has_no_warnings():
         ("--task.name gsm8k --task.eval-split train", "task.eval_split: 'train' is the split that is trained on"),
         ("--evaluation.samples 4", "evaluation.samples: 4 greedy answers are all the same"),
         ("--model.lora-alpha 16", "model.lora_alpha: has no effect while model.lora_rank is 0"),
+        ("--model.quantization nf4", "model.quantization: weights in 'nf4' are frozen, so only adapters can learn; "
+         "set model.lora_rank, such as 16"),
     ],
 )  # fmt: skip
 def test_a_recipe_that_cannot_run_is_refused_with_what_to_do(words, expected):

@@ -116,6 +116,39 @@ def test_lora_trains_only_its_adapters_and_keeps_no_reference():
     assert "reference copy of the weights" not in parts
 
 
+def test_a_base_in_4_bits_takes_half_a_byte_and_its_scales_for_each_weight_of_a_linear_layer():
+    # Per block q, o 576 * 576, k, v 576 * 192 and three of 576 * 1536: 3_538_944; 30 blocks: 106_168_320.
+    assert SMOL.linear_parameters() == 106_168_320
+    words = ("--model.quantization", "nf4", "--model.lora-rank", "8")
+    parts = terms(planned(*words, "--model.dtype", "bfloat16"))
+    # 106_168_320 / 2 and, one byte for 64 of them, 1_658_880, and, four for 64 * 256, 25_920.
+    rounded = 53_084_160 + 1_658_880 + 25_920
+    assert parts["weights"] == 2 * (134_515_008 - 106_168_320) + rounded + 4 * 2_442_240
+    assert parts["largest weight of a block, dequantised"] == 2 * 576 * 1_536
+    assert "largest weight of a block, dequantised" not in terms(planned(*words[2:]))
+
+
+def test_moments_in_8_bits_take_a_quarter_and_small_weights_keep_theirs_in_float32():
+    # A byte for each and a float32 scale for each 256, twice: 134_515_008 * (2 + 8 / 256).
+    parts = terms(planned("--optimizer.moments", "8-bit"))
+    assert parts["two moments of the optimizer"] == 2 * 134_515_008 + 8 * 525_450
+    # Rank 8: of each adapter the sides of 576 (4608 numbers) and 1536 (12288) are large, those of 192 (1536) are not.
+    # Per block 9 of the first, 3 of the second, 2 (of k and v) of the third: 9216 + 8 * 18, 24576 + 8 * 48, 8 * 1536.
+    parts = terms(planned("--optimizer.moments", "8-bit", "--model.lora-rank", "8"))
+    sizes = SMOL.adapter_sizes(8)
+    assert len(sizes) == 14 * 30
+    assert [sizes.count(size) for size in (4_608, 12_288, 1_536)] == [9 * 30, 3 * 30, 2 * 30]
+    assert parts["two moments of the optimizer"] == 30 * (9 * 9_360 + 3 * 24_960 + 2 * 12_288)
+
+
+def test_a_value_network_holds_what_the_policy_holds():
+    words = ("--algorithm.preset", "ppo", "--model.dtype", "bfloat16")
+    name = "value network with masters and moments"
+    assert terms(planned(*words))[name] == (2 + 4 + 8) * 134_515_008
+    assert terms(planned(*words, "--model.lora-rank", "8"))[name] == 2 * 134_515_008 + (4 + 8) * 2_442_240
+    assert name not in terms(planned(*words, "--critic.trunk", "shared"))
+
+
 def test_the_sampling_cache_holds_each_prompt_once_and_the_branches_that_run():
     # 2 * 30 layers * 3 heads * 64 = 11520 numbers a token, 2 bytes each.
     # 8 prompts of 1024 and 64 branches of 256 tokens: 24576 tokens.

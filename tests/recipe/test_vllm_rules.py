@@ -36,6 +36,14 @@ def test_servers_and_an_engine_beside_the_trainer_are_sound():
         ("--vllm.urls http://a:1 http://a:1/", "vllm.urls: a server is named twice"),
         ("--vllm.transfer ipc", "vllm.transfer: 'ipc' is for rollout.engine = 'vllm'; take 'files'"),
         (
+            "--vllm.transfer nccl --model.lora-rank 8",
+            "vllm.transfer: 'nccl' moves all weights, and model.lora_rank trains adapters; take 'files'",
+        ),
+        (
+            "--model.quantization nf4 --model.lora-rank 8",
+            "model.quantization: vLLM would sample from weights that were not rounded to 4 bits",
+        ),
+        (
             "--evaluation.min-p 0.1 --evaluation.top-p 0.9 --evaluation.temperature 1",
             "evaluation.min_p: vLLM applies it before top_p",
         ),

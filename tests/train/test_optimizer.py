@@ -5,12 +5,14 @@ finite, and a saved state that goes on bit by bit.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from peerwise.errors import RequestError
 from peerwise.train.optimizer import MasterWeights, Optimizer
 
 
@@ -162,3 +164,91 @@ def test_a_saved_optimizer_goes_on_bit_by_bit(dtype: torch.dtype) -> None:
         assert torch.equal(master, again.weights.masters[name])
     assert optimizer.state().keys() == again.state().keys()
     assert all(torch.equal(value, again.state()[name]) for name, value in optimizer.state().items())
+
+
+# Moments in 8 bits
+
+
+class Layers(nn.Module):
+    """A matrix of 16 blocks of 256 numbers, the smallest that is rounded, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.large = nn.Parameter(torch.randn(64, 64, generator=generator))
+        self.small = nn.Parameter(torch.randn(63, 64, generator=generator))
+
+
+def in_8_bits(model: nn.Module, **settings: Any) -> Optimizer:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    return optimizer_of(model, moments="8-bit", **settings)
+
+
+def follow(optimizer: Optimizer, steps: range, rate: float = 1e-2) -> None:
+    """Gradients with a direction and noise; every third is 0, as of a batch that teaches nothing."""
+    weights = optimizer.weights
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        shapes = {name: p.shape for name, p in weights.parameters.items()}
+        noise = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        give(optimizer, {name: (step % 3 != 2) * (0.5 + one) for name, one in noise.items()})
+        optimizer.step(rate)
+
+
+def test_moments_in_8_bits_take_a_quarter_of_the_memory() -> None:
+    found = {}
+    for moments in ("float32", "8-bit"):
+        model = Layers()
+        optimizer = optimizer_of(model, moments=moments) if moments == "float32" else in_8_bits(model)
+        follow(optimizer, range(1))
+        state = optimizer.state()
+        found[moments] = {
+            name: sum(v.nbytes for key, v in state.items() if key.startswith(f"{name}/") and not key.endswith("step"))
+            for name in ("large", "small")
+        }
+    # 4096 numbers: twice 4 bytes each, or twice a byte each and 4 for each of 16 blocks.
+    assert found["float32"] == {"large": 32_768, "small": 32_256}
+    assert found["8-bit"] == {"large": 8_320, "small": 32_256}
+
+
+def test_weights_under_moments_in_8_bits_stay_near_those_under_float32() -> None:
+    exact, rounded = Layers(), Layers()
+    start = exact.large.detach().clone()
+    follow(optimizer_of(exact, weight_decay=0.1), range(20))
+    follow(in_8_bits(rounded, weight_decay=0.1), range(20))
+    moved = float((exact.large.detach() - start).square().mean().sqrt())
+    apart = float((exact.large - rounded.large).detach().square().mean().sqrt())
+    assert 0 < apart < 0.05 * moved
+    assert float((exact.large - rounded.large).detach().abs().max()) < 0.5 * moved
+    torch.testing.assert_close(rounded.small, exact.small, rtol=1e-5, atol=1e-6)
+
+
+def test_a_saved_optimizer_with_moments_in_8_bits_goes_on_bit_by_bit() -> None:
+    straight, resumed = Layers(), Layers()
+    optimizer = in_8_bits(straight)
+    follow(optimizer, range(3))
+    again = in_8_bits(resumed)
+    again.weights.load({name: p.detach().clone() for name, p in optimizer.weights.masters.items()})
+    again.load_state({name: value.clone() for name, value in optimizer.state().items()})
+    for each in (optimizer, again):
+        follow(each, range(3, 6))
+    assert torch.equal(straight.large, resumed.large)
+    assert torch.equal(straight.small, resumed.small)
+    assert {value.dtype for key, value in optimizer.state().items() if "large/state" in key} == {torch.uint8}
+    assert optimizer.state().keys() == again.state().keys()
+    assert all(torch.equal(value, again.state()[name]) for name, value in optimizer.state().items())
+
+
+@pytest.mark.parametrize("saved", ["float32", "8-bit"])
+def test_moments_of_another_kind_are_refused(saved: str) -> None:
+    kinds = [optimizer_of(Layers()), in_8_bits(Layers())]
+    one, other = kinds if saved == "float32" else reversed(kinds)
+    follow(one, range(1))
+    with pytest.raises(KeyError, match="moments that are not"):
+        other.load_state(one.state())
+
+
+def test_moments_in_8_bits_without_the_library_are_refused_with_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(RequestError, match=r"8-bit' needs bitsandbytes.*pip install 'peerwise\[bitsandbytes\]'"):
+        optimizer_of(Layers(), moments="8-bit")

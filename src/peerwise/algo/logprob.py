@@ -1,11 +1,13 @@
 """Log-probs of chosen tokens from hidden states, without ever holding [tokens, vocabulary].
 
 Logits exist for one tile of tokens and vocabulary at a time, small enough for a processor's cache, and are computed
-again in the backward pass. Whatever the model's dtype, everything after the matrix product is float32.
+again in the backward pass. Whatever the model's dtype, everything after the matrix product is float32. Where there are
+compiled kernels each tile is gone over once, and the rest of this file by torch operations where there are none.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from peerwise.kernels import Kernels, kernels_for
+
 CHUNK = 4096
 """Tokens of a tile, unless a caller says otherwise."""
-TILE, GPU_TILE = 2**21, 2**27
-"""Logits that exist at one time: on a CPU their float32 numbers stay in the cache, a GPU wants large products."""
+TILE, KERNEL_TILE, GPU_TILE = 2**21, 2**22, 2**27
+"""Logits that exist at one time. On a CPU they stay in the cache: float32 and copies of them, or with compiled kernels
+bfloat16; a GPU wants large products."""
 
 
 def selected_logprobs(
@@ -49,9 +54,11 @@ def selected_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
+    kernels = None if softcap is not None or weight.dtype != hidden.dtype else kernels_for(hidden, hidden.shape[-1])
     if columns is None:
-        columns = max(1, (TILE if hidden.is_cpu else GPU_TILE) // max(1, min(chunk, len(targets))))
-    head = _Head(softcap, temperature, chunk, columns, with_entropies)
+        tile = KERNEL_TILE if kernels is not None else TILE if hidden.is_cpu else GPU_TILE
+        columns = max(1, tile // max(1, min(chunk, len(targets))))
+    head = _Head(softcap, temperature, chunk, columns, with_entropies, kernels)
     logprobs, entropies = _SelectedLogprobs.apply(hidden, weight, targets, bias, head)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
@@ -65,6 +72,7 @@ class _Head:
     chunk: int
     columns: int
     with_entropies: bool
+    kernels: Kernels | None
 
     def chunks(self, targets: Tensor) -> Iterator[slice]:
         return (slice(start, start + self.chunk) for start in range(0, len(targets), self.chunk))
@@ -72,9 +80,12 @@ class _Head:
     def tiles(self, weight: Tensor) -> Iterator[slice]:
         return (slice(at, min(at + self.columns, len(weight))) for at in range(0, len(weight), self.columns))
 
-    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) -> tuple[Tensor, Tensor | None]:
-        """[C, hidden] -> tempered logits [C, tile] float32, and the slope of the soft cap when there is one."""
-        product = linear(hidden, weight[tile], None if bias is None else bias[tile])
+    def product(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) -> Tensor:
+        """[C, hidden] -> logits [C, tile] in the model's dtype, before soft cap and temperature."""
+        return linear(hidden, weight[tile], None if bias is None else bias[tile])
+
+    def tempered(self, product: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits [C, tile] float32 as they are drawn from, and the slope of the soft cap when there is one."""
         logits, slope = product.float(), None
         if self.softcap is not None:
             squashed = logits.div_(self.softcap).tanh_()
@@ -88,25 +99,31 @@ class _Sums:
     target.
     """
 
-    def __init__(self, targets: Tensor, *, moments: bool) -> None:
-        self.targets, self.moments = targets, moments
-        self.top = self.total = self.moment = self.chosen = torch.zeros(0, device=targets.device)
+    def __init__(self, targets: Tensor, head: _Head) -> None:
+        self.targets, self.head = targets, head
+        self.rows = torch.zeros(4, len(targets), device=targets.device)
+        self.rows[0] = -math.inf
+        self.top, self.total, self.moment, self.chosen = self.rows
 
-    def add(self, logits: Tensor, tile: slice) -> None:
-        """[C, tile] more logits, which are overwritten."""
+    def add(self, product: Tensor, tile: slice) -> None:
+        """[C, tile] more logits, as `product` gives them; overwritten."""
+        if self.head.kernels is not None:
+            self.head.kernels.logits_sums(product, self.head.temperature, self.targets, tile.start, self.rows)
+            return
+        logits = self.head.tempered(product)[0]
         inside = (self.targets - tile.start).clamp(0, logits.shape[1] - 1)
         chosen = logits.gather(1, inside[:, None])[:, 0]
-        top = logits.amax(-1) if tile.start == 0 else torch.maximum(self.top, logits.amax(-1))
+        top = torch.maximum(self.top, logits.amax(-1))
         below = logits.sub_(top[:, None])
         weights = below.exp()
         total = weights.sum(-1)
-        moment = below.mul_(weights).sum(-1) if self.moments else self.moment
+        moment = below.mul_(weights).sum(-1) if self.head.with_entropies else self.moment
         if tile.start == 0:
             self.top, self.total, self.moment, self.chosen = top, total, moment, chosen
             return
         shift = self.top - top
         rescale = shift.exp()
-        if self.moments:
+        if self.head.with_entropies:
             self.moment = (self.moment + self.total * shift) * rescale + moment
         self.total = self.total * rescale + total
         self.chosen = torch.where(self.targets >= tile.start, chosen, self.chosen)
@@ -122,9 +139,9 @@ class _SelectedLogprobs(torch.autograd.Function):
         logprobs = torch.empty_like(log_totals)
         entropies = torch.empty_like(log_totals) if head.with_entropies else log_totals.new_empty(0)
         for part in head.chunks(targets):
-            sums = _Sums(targets[part], moments=head.with_entropies)
+            sums = _Sums(targets[part], head)
             for tile in head.tiles(weight):
-                sums.add(head.logits(hidden[part], weight, bias, tile)[0], tile)
+                sums.add(head.product(hidden[part], weight, bias, tile), tile)
             log_sum = sums.total.log()
             log_totals[part] = sums.top + log_sum
             logprobs[part] = sums.chosen - sums.top - log_sum
@@ -147,17 +164,13 @@ class _SelectedLogprobs(torch.autograd.Function):
         of_weight = torch.zeros(weight.shape, **exact) if ctx.needs_input_grad[1] else None
         of_bias = torch.zeros(bias.shape, **exact) if ctx.needs_input_grad[3] else None
         for part in head.chunks(targets):
-            of_logprobs, of_entropies = (None if g is None else g[part, None] / head.temperature for g in grads)
-            entropy = entropies[part, None] if head.with_entropies else None
+            of_each = tuple(None if g is None else g[part] / head.temperature for g in grads)
+            entropy = entropies[part] if head.with_entropies else None
             for tile in head.tiles(weight):
-                logits, slope = head.logits(hidden[part], weight, bias, tile)
-                lnp = logits.sub_(log_totals[part, None])
-                grad = _of_logits(lnp, targets[part] - tile.start, of_logprobs, of_entropies, entropy)
-                if slope is not None:
-                    grad *= slope
+                product = head.product(hidden[part], weight, bias, tile)
+                grad = _of_product(head, product, targets[part], tile.start, log_totals[part], entropy, of_each)
                 if of_bias is not None:
-                    of_bias[tile] += grad.sum(0)
-                grad = grad.to(weight.dtype)
+                    of_bias[tile] += grad.sum(0, dtype=torch.float32)
                 if of_hidden is not None:
                     of_hidden[part] += grad @ weight[tile]
                 if of_weight is not None:
@@ -165,6 +178,37 @@ class _SelectedLogprobs(torch.autograd.Function):
         found = (of_hidden, of_weight, of_bias)
         as_given = [None if g is None else g.to(x.dtype) for g, x in zip(found, (hidden, weight, bias), strict=True)]
         return as_given[0], as_given[1], None, as_given[2], None
+
+
+def _of_product(
+    head: _Head,
+    product: Tensor,
+    targets: Tensor,
+    start: int,
+    log_totals: Tensor,
+    entropies: Tensor | None,
+    of_each: tuple[Tensor | None, ...],
+) -> Tensor:
+    """The gradient by a tile of `head.product` [C, tile], which is overwritten, in its dtype.
+
+    The tile begins with word `start`. `of_each`: gradients by log-probs and entropies, divided by the temperature, or
+    None; they and the others [C] float32.
+    """
+    of_logprobs, of_entropies = of_each
+    if head.kernels is not None:
+        head.kernels.logits_gradient(
+            *(product, head.temperature, targets, start),
+            log_sums=log_totals,
+            of_logprobs=torch.zeros_like(log_totals) if of_logprobs is None else of_logprobs.contiguous(),
+            of_entropies=None if of_entropies is None else of_entropies.contiguous(),
+            entropies=entropies,
+        )
+        return product
+    logits, slope = head.tempered(product)
+    lnp = logits.sub_(log_totals[:, None])
+    columns = (None if x is None else x[:, None] for x in (of_logprobs, of_entropies, entropies))
+    grad = _of_logits(lnp, targets - start, *columns)
+    return (grad if slope is None else grad.mul_(slope)).to(product.dtype)
 
 
 def _of_logits(

@@ -20,7 +20,8 @@ def run(argv: Sequence[str]) -> int:
         RequestError: adapters to merge in a run that has none.
     """
     options = _parser().parse_args(argv)
-    from peerwise.train.export import ADAPTERS_FILE, export
+    from peerwise.models.adapters import ADAPTERS_FILE
+    from peerwise.train.export import export
 
     checkpoint, folder = export(Path(options.run), Path(options.to), merge_lora=options.merge_lora), Path(options.to)
     adapters = (folder / ADAPTERS_FILE).exists()

@@ -1,4 +1,5 @@
-/* Vectors of 16 bfloat16 numbers, computed in float32: what kernels.c and products.c have in common. */
+/* Vectors of 16 bfloat16 numbers, computed in float32, and the product that all others are made of: what the C files
+ * have in common. */
 #pragma once
 #include <immintrin.h>
 #include <stddef.h>
@@ -12,6 +13,25 @@ INLINE __m512 load16(const bf16 *x) { return widen(_mm256_loadu_si256((const __m
 INLINE void store16(bf16 *x, __m512 v) { _mm256_storeu_si256((__m256i *)x, (__m256i)_mm512_cvtneps_pbh(v)); }
 INLINE __m512 rounded(__m512 v) { return widen((__m256i)_mm512_cvtneps_pbh(v)); }
 INLINE __m512bh pair(uint32_t x) { return (__m512bh)_mm512_set1_epi32((int)x); }
+
+#define LANES 16
+#define WIDE 4 /* registers of LANES columns that are computed together */
+#define HIGH 6 /* rows likewise: HIGH * WIDE sums, WIDE weights and one pair of inputs fill the 32 registers */
+
+/* sum[r][c] += x[r] . w[c] over `pairs` pairs of inputs: x [high, stride] pairs, w [pairs, step] registers.
+ * One line of what lies at `ahead` is fetched for each pair; null fetches nothing. */
+INLINE void multiply(const int high, const int wide, const uint32_t *x, int64_t stride, const __m512i *w, int64_t step,
+                     int64_t pairs, const char *ahead, __m512 (*sum)[WIDE]) {
+    for (int64_t i = 0; i < pairs; i++) {
+        __m512bh weight[WIDE];
+        for (int c = 0; c < wide; c++) weight[c] = (__m512bh)_mm512_loadu_si512(w + i * step + c);
+        if (ahead) _mm_prefetch(ahead + i * sizeof(__m512i), _MM_HINT_T1);
+        for (int r = 0; r < high; r++) {
+            const __m512bh inputs = pair(x[r * stride + i]);
+            for (int c = 0; c < wide; c++) sum[r][c] = _mm512_dpbf16_ps(sum[r][c], inputs, weight[c]);
+        }
+    }
+}
 
 /* exp(x) for x <= 0, to about 1e-7 relative; 0 from -87 down. */
 INLINE __m512 exp16(__m512 x) {
@@ -28,4 +48,11 @@ INLINE __m512 exp16(__m512 x) {
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
     return _mm512_maskz_scalef_ps(alive, p, n);
+}
+
+/* 1 / (1 + exp(-x)) */
+INLINE __m512 sigmoid16(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
+    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_div_ps(_mm512_mask_blend_ps(negative, one, e), _mm512_add_ps(one, e));
 }

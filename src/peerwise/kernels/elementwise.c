@@ -1,20 +1,12 @@
-/* What a decode step does between its matrix products, in bfloat16 on a processor with AVX-512 BF16: RMS norm,
- * rotation of queries and keys, and attention of one new token a row over a prompt that many rows share and the row's own answer.
+/* What a model does between its matrix products, in bfloat16 on a processor with AVX-512 BF16: RMS norm and gates with
+ * their gradients, and rotation of queries and keys. Rounds to bfloat16 where a model's own modules do.
  *
- * Knows no models and no Python: pointers and sizes in, results in place. Nothing is checked here; kernels.py does that.
- *
- * Keys and values lie as the dot-product instruction wants them, so that nothing is re-ordered while decoding:
- *   keys    [place, K, room / 16, D / 2, 16, 2]   16 tokens side by side, two dimensions together
- *   values  [place, K, room / 2, D, 2]            two tokens together
- * Shapes: n rows, H query heads, K key/value heads, R = H / K, D head size (a multiple of 16), room a multiple of 16.
+ * Nothing is checked here; library.py does that.
  */
 #include <math.h>
 #include <omp.h>
 
 #include "bf16.h"
-
-#define BLOCK 16  /* tokens of a block of keys: the lanes of a register */
-#define HEADS 4   /* query heads that share a pass over keys or values */
 
 /* x [rows, size] normalised in float32, rounded, then scaled. size is a multiple of 16. */
 void rms_norm(int64_t rows, int64_t size, const bf16 *x, const bf16 *weight, float eps, bf16 *out) {
@@ -26,6 +18,54 @@ void rms_norm(int64_t rows, int64_t size, const bf16 *x, const bf16 *weight, flo
         const __m512 factor = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / size + eps));
         for (int64_t i = 0; i < size; i += 16)
             store16(out + row * size + i, _mm512_mul_ps(load16(weight + i), rounded(_mm512_mul_ps(load16(in + i), factor))));
+    }
+}
+
+/* The gradients of rms_norm: of_x [rows, size], and added to of_weight [threads, size] float32. */
+void rms_norm_backward(int64_t rows, int64_t size, const bf16 *x, const bf16 *weight, float eps, const bf16 *grad, bf16 *of_x,
+                       float *of_weight, int64_t threads) {
+#pragma omp parallel for num_threads(threads)
+    for (int64_t row = 0; row < rows; row++) {
+        const bf16 *in = x + row * size, *by = grad + row * size;
+        float *sums = of_weight + omp_get_thread_num() * size;
+        __m512 squares = _mm512_setzero_ps(), along = _mm512_setzero_ps();
+        for (int64_t i = 0; i < size; i += 16) {
+            const __m512 value = load16(in + i);
+            squares = _mm512_fmadd_ps(value, value, squares);
+            along = _mm512_fmadd_ps(_mm512_mul_ps(load16(by + i), load16(weight + i)), value, along);
+        }
+        /* With n = x * scale and g the gradient by n: of_x = scale * (g - n * mean(g * n)). */
+        const float scale = 1.0f / sqrtf(_mm512_reduce_add_ps(squares) / size + eps);
+        const __m512 factor = _mm512_set1_ps(scale), mean = _mm512_set1_ps(_mm512_reduce_add_ps(along) * scale / size);
+        for (int64_t i = 0; i < size; i += 16) {
+            const __m512 normed = _mm512_mul_ps(load16(in + i), factor), g = load16(by + i);
+            _mm512_storeu_ps(sums + i, _mm512_fmadd_ps(g, normed, _mm512_loadu_ps(sums + i)));
+            const __m512 of_normed = _mm512_mul_ps(g, load16(weight + i));
+            store16(of_x + row * size + i, _mm512_mul_ps(factor, _mm512_fnmadd_ps(normed, mean, of_normed)));
+        }
+    }
+}
+
+/* silu(gate), rounded, * up: all [count], a multiple of 16. */
+void gated(int64_t count, const bf16 *gate, const bf16 *up, bf16 *out) {
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i += 16) {
+        const __m512 x = load16(gate + i);
+        store16(out + i, _mm512_mul_ps(rounded(_mm512_mul_ps(x, sigmoid16(x))), load16(up + i)));
+    }
+}
+
+/* The gradients of gated by gate and up, of_gate and of_up, and its output again. */
+void gated_backward(int64_t count, const bf16 *gate, const bf16 *up, const bf16 *grad, bf16 *out, bf16 *of_gate, bf16 *of_up) {
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i += 16) {
+        const __m512 x = load16(gate + i), y = load16(up + i), g = load16(grad + i), sigmoid = sigmoid16(x);
+        const __m512 opened = rounded(_mm512_mul_ps(x, sigmoid)), one = _mm512_set1_ps(1.0f);
+        /* silu' = sigmoid * (1 + x * (1 - sigmoid)) */
+        const __m512 slope = _mm512_mul_ps(sigmoid, _mm512_fmadd_ps(x, _mm512_sub_ps(one, sigmoid), one));
+        store16(out + i, _mm512_mul_ps(opened, y));
+        store16(of_gate + i, _mm512_mul_ps(_mm512_mul_ps(g, y), slope));
+        store16(of_up + i, _mm512_mul_ps(opened, g));
     }
 }
 
@@ -45,163 +85,6 @@ void rotate(int64_t rows, int64_t heads, int64_t size, int64_t stride, bf16 *x, 
                 __m512 as = rounded(_mm512_mul_ps(a, load16(s + half + i)));
                 store16(first + i, _mm512_sub_ps(ac, bs));
                 store16(second + i, _mm512_add_ps(bc, as));
-            }
-        }
-    }
-}
-
-/* What one row sees of one stretch of keys and values: tokens first .. end - 1 of it. */
-typedef struct {
-    const bf16 *k, *v;
-    int64_t first, end;
-} Stretch;
-
-INLINE int64_t blocks(const Stretch *s) { return s->end > s->first ? (s->end - 1) / BLOCK - s->first / BLOCK + 1 : 0; }
-
-/* Scores of `heads` queries q [heads, D] with the blocks of a stretch: out [heads, width], from column 0 on. */
-INLINE void score(const int heads, const bf16 *q, int64_t size, const Stretch *s, float scale, float *out, int64_t width) {
-    const int64_t half = size / 2, start = s->first / BLOCK, count = blocks(s);
-    const uint32_t *pairs = (const uint32_t *)q;
-    for (int64_t b = 0; b < count; b++) {
-        const __m512i *k = (const __m512i *)(s->k + (start + b) * BLOCK * size);
-        __m512 even[HEADS], odd[HEADS]; /* two sums a head: one would wait for itself */
-        for (int h = 0; h < heads; h++) even[h] = odd[h] = _mm512_setzero_ps();
-        for (int64_t d = 0; d < half; d += 2) {
-            const __m512bh k0 = (__m512bh)_mm512_loadu_si512(k + d), k1 = (__m512bh)_mm512_loadu_si512(k + d + 1);
-            for (int h = 0; h < heads; h++) {
-                even[h] = _mm512_dpbf16_ps(even[h], pair(pairs[h * half + d]), k0);
-                odd[h] = _mm512_dpbf16_ps(odd[h], pair(pairs[h * half + d + 1]), k1);
-            }
-        }
-        const int64_t token = (start + b) * BLOCK;
-        const __m512i tokens = _mm512_add_epi32(_mm512_set1_epi32((int)token), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
-        const __mmask16 seen = _mm512_cmpge_epi32_mask(tokens, _mm512_set1_epi32((int)s->first)) &
-                               _mm512_cmplt_epi32_mask(tokens, _mm512_set1_epi32((int)s->end));
-        for (int h = 0; h < heads; h++) {
-            const __m512 sum = _mm512_mul_ps(_mm512_add_ps(even[h], odd[h]), _mm512_set1_ps(scale));
-            _mm512_storeu_ps(out + h * width + b * BLOCK, _mm512_mask_blend_ps(seen, _mm512_set1_ps(-INFINITY), sum));
-        }
-    }
-}
-
-/* Add weights @ values of a stretch to out [heads, D] float32, 64 dimensions (fewer at the end) at a time. */
-INLINE void gather(const int heads, const int lanes, const bf16 *weights, int64_t width, int64_t size, int64_t at,
-                   const Stretch *s, float *out) {
-    const int64_t start = s->first / BLOCK * BLOCK, count = blocks(s) * BLOCK / 2;
-    __m512 sum[HEADS][4];
-    for (int h = 0; h < heads; h++)
-        for (int i = 0; i < lanes; i++) sum[h][i] = _mm512_loadu_ps(out + h * size + at + i * 16);
-    for (int64_t p = 0; p < count; p++) {
-        const bf16 *v = s->v + (start + 2 * p) * size + 2 * at;
-        __m512bh value[4];
-        for (int i = 0; i < lanes; i++) value[i] = (__m512bh)_mm512_loadu_si512(v + i * 32);
-        for (int h = 0; h < heads; h++) {
-            const __m512bh w = pair(((const uint32_t *)(weights + h * width))[p]);
-            for (int i = 0; i < lanes; i++) sum[h][i] = _mm512_dpbf16_ps(sum[h][i], w, value[i]);
-        }
-    }
-    for (int h = 0; h < heads; h++)
-        for (int i = 0; i < lanes; i++) _mm512_storeu_ps(out + h * size + at + i * 16, sum[h][i]);
-}
-
-/* `heads` queries of one row over its two stretches: q [heads, D] -> out [heads, D]. */
-INLINE void attend_heads(const int heads, const bf16 *q, int64_t size, const Stretch *stretches, float scale, float softcap,
-                         float *scratch, bf16 *out) {
-    const int64_t shared = blocks(&stretches[0]) * BLOCK, width = shared + blocks(&stretches[1]) * BLOCK;
-    float *scores = scratch, *sums = scores + heads * width;
-    bf16 *weights = (bf16 *)(sums + heads * size);
-    score(heads, q, size, &stretches[0], scale, scores, width);
-    score(heads, q, size, &stretches[1], scale, scores + shared, width);
-    float totals[HEADS];
-    for (int h = 0; h < heads; h++) {
-        float *row = scores + h * width;
-        if (softcap > 0)
-            for (int64_t t = 0; t < width; t++)
-                if (row[t] > -INFINITY) row[t] = softcap * tanhf(row[t] / softcap);
-        __m512 most = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
-        for (int64_t t = 0; t < width; t += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(row + t));
-        most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-        for (int64_t t = 0; t < width; t += 16) {
-            const __m512 weight = exp16(_mm512_sub_ps(_mm512_loadu_ps(row + t), most));
-            total = _mm512_add_ps(total, weight);
-            store16(weights + h * width + t, weight);
-        }
-        totals[h] = _mm512_reduce_add_ps(total);
-        for (int64_t d = 0; d < size; d += 16) _mm512_storeu_ps(sums + h * size + d, _mm512_setzero_ps());
-    }
-    for (int part = 0; part < 2; part++) {
-        const bf16 *columns = weights + (part ? shared : 0);
-        int64_t at = 0;
-        for (; at + 64 <= size; at += 64) gather(heads, 4, columns, width, size, at, &stretches[part], sums);
-        for (; at < size; at += 16) gather(heads, 1, columns, width, size, at, &stretches[part], sums);
-    }
-    for (int h = 0; h < heads; h++)
-        for (int64_t d = 0; d < size; d += 16)
-            store16(out + h * size + d, _mm512_div_ps(_mm512_loadu_ps(sums + h * size + d), _mm512_set1_ps(totals[h])));
-}
-
-/* Floats of scratch that a thread needs for stretches of together `tokens` tokens (whole blocks). */
-int64_t scratch_floats(int64_t tokens, int64_t size) { return HEADS * (tokens + size + (tokens + 1) / 2) + 16; }
-
-INLINE void keep(const bf16 *k, const bf16 *v, int64_t kv_heads, int64_t size, int64_t k_step, int64_t v_step, int64_t room,
-                 int64_t token, bf16 *keys, bf16 *values) {
-    for (int64_t head = 0; head < kv_heads; head++) {
-        uint32_t *block = (uint32_t *)(keys + (head * room + token / BLOCK * BLOCK) * size);
-        for (int64_t d = 0; d < size / 2; d++) block[d * BLOCK + token % BLOCK] = ((const uint32_t *)(k + head * k_step))[d];
-        bf16 *two = values + (head * room + token / 2 * 2) * size;
-        for (int64_t d = 0; d < size; d++) two[2 * d + token % 2] = v[head * v_step + d];
-    }
-}
-
-/* Keep the tokens of a prompt at its place: k and v with the given strides between tokens and between heads. */
-void keep_tokens(int64_t tokens, int64_t kv_heads, int64_t size, const bf16 *k, int64_t k_stride, int64_t k_step,
-                 const bf16 *v, int64_t v_stride, int64_t v_step, int64_t room, bf16 *keys, bf16 *values) {
-#pragma omp parallel for schedule(static, BLOCK)
-    for (int64_t token = 0; token < tokens; token++)
-        keep(k + token * k_stride, v + token * v_stride, kv_heads, size, k_step, v_step, room, token, keys, values);
-}
-
-/* Keep each row's key and value as token lengths[row] of its answer, then let it attend.
- *
- * q [n, H, D], k and v [n, K, D] with the given strides between rows; groups [n] and slots [n] say where a row's prompt
- * and answer lie; prompt_lengths [n]; lengths [n] tokens of the answer before this one. window 0 is none. Rows of one
- * answer may be several tokens of it: all keys are kept before any row looks. scratch [threads, scratch_size]; out [n, H, D] without gaps. */
-void decode_attention(int64_t n, int64_t heads, int64_t kv_heads, int64_t size, const bf16 *q, const bf16 *k, const bf16 *v,
-                      int64_t q_stride, int64_t k_stride, int64_t v_stride, const int64_t *groups, const int64_t *slots,
-                      const int64_t *prompt_lengths, const int64_t *lengths, const bf16 *prompt_keys,
-                      const bf16 *prompt_values, int64_t prompt_room, bf16 *keys, bf16 *values, int64_t room, float scale,
-                      float softcap, int64_t window, float *scratch, int64_t scratch_size, int64_t threads,
-                      bf16 *out) {
-    const int64_t repeat = heads / kv_heads, prompt_place = kv_heads * prompt_room * size, place = kv_heads * room * size;
-#pragma omp parallel num_threads(threads)
-    {
-        float *mine = scratch + omp_get_thread_num() * scratch_size;
-#pragma omp for
-        for (int64_t row = 0; row < n; row++)
-            keep(k + row * k_stride, v + row * v_stride, kv_heads, size, size, size, room, lengths[row],
-                 keys + slots[row] * place, values + slots[row] * place);
-        /* One key/value head of all rows after the other: rows of a group then read the same prompt from the cache. */
-#pragma omp for schedule(dynamic, 8)
-        for (int64_t task = 0; task < kv_heads * n; task++) {
-            const int64_t head = task / n, row = task % n, position = prompt_lengths[row] + lengths[row];
-            const int64_t lowest = window > 0 && position >= window ? position - window + 1 : 0;
-            const int64_t prompt_at = groups[row] * prompt_place + head * prompt_room * size;
-            const int64_t own_at = slots[row] * place + head * room * size;
-            const Stretch stretches[2] = {
-                {prompt_keys + prompt_at, prompt_values + prompt_at, lowest, prompt_lengths[row]},
-                {keys + own_at, values + own_at, lowest > prompt_lengths[row] ? lowest - prompt_lengths[row] : 0,
-                 lengths[row] + 1},
-            };
-            for (int64_t h = 0; h < repeat; h += HEADS) {
-                const int64_t first = head * repeat + h;
-                const bf16 *query = q + row * q_stride + first * size;
-                bf16 *to = out + (row * heads + first) * size;
-                switch (repeat - h) {
-                    case 1: attend_heads(1, query, size, stretches, scale, softcap, mine, to); break;
-                    case 2: attend_heads(2, query, size, stretches, scale, softcap, mine, to); break;
-                    case 3: attend_heads(3, query, size, stretches, scale, softcap, mine, to); break;
-                    default: attend_heads(HEADS, query, size, stretches, scale, softcap, mine, to);
-                }
             }
         }
     }

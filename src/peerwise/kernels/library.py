@@ -1,46 +1,38 @@
-"""The compiled part of sampling on a CPU: builds `products.c` and `kernels.c` once and calls them.
+"""The compiled functions over tensors: what each takes and gives. What they compute is said in the C files.
 
-What they compute is said there. All of it can also be done by torch operations, and is where there is no compiler:
-slower, equal up to rounding. Knows no models, caches or batches.
+All tensors are bfloat16 on the CPU unless said otherwise. Knows no models, caches or batches.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-log = logging.getLogger(__name__)
-
 BLOCK = 16
 """Tokens that lie together in the cache: its room is a multiple of it."""
 LANES = 16
 """Columns of a weight that lie together once packed; 4 times as many are a panel."""
-_FLAGS = ("-O3", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-fopenmp", "-fPIC")
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "products.c"))
-_HEADER = Path(__file__).with_name("bf16.h")
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class Kernels:
-    """The functions of the C files over tensors. All tensors are bfloat16 on the CPU unless said otherwise."""
+    """The functions of a built library."""
 
     def __init__(self, library: Path) -> None:
         loaded = ctypes.CDLL(str(library))
         self._product = _declared(loaded.product, [_INT] * 3 + [_POINTER] * 4 + [_INT, _POINTER])
         self._pack = _declared(loaded.pack, [_INT, _INT, _POINTER, _INT, _INT, _POINTER])
         self._rms_norm = _declared(loaded.rms_norm, [_INT, _INT, _POINTER, _POINTER, _FLOAT, _POINTER])
+        self._rms_norm_backward = _declared(
+            loaded.rms_norm_backward, [_INT, _INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _POINTER, _INT]
+        )
+        self._gated = _declared(loaded.gated, [_INT] + [_POINTER] * 3)
+        self._gated_backward = _declared(loaded.gated_backward, [_INT] + [_POINTER] * 6)
         self._rotate = _declared(loaded.rotate, [_INT] * 4 + [_POINTER] * 3)
         strided = [_POINTER, _INT, _INT]
         self._keep = _declared(loaded.keep_tokens, [_INT] * 3 + strided * 2 + [_INT, _POINTER, _POINTER])
@@ -49,6 +41,12 @@ class Kernels:
             ([_INT] * 4 + [_POINTER] * 3 + [_INT] * 3 + [_POINTER] * 6 + [_INT] + [_POINTER] * 2 + [_INT])
             + [_FLOAT, _FLOAT, _INT, _POINTER, _INT, _INT, _POINTER],
         )
+        tile = [_INT, _INT, _POINTER, _FLOAT, _POINTER, _INT]
+        self._logits_sums = _declared(loaded.logits_sums, tile + [_POINTER] * 4)
+        self._logits_gradient = _declared(loaded.logits_gradient, tile + [_POINTER] * 4)
+        self.row_attention = _declared(loaded.row_attention, [_POINTER] * 6)
+        self.row_attention_backward = _declared(loaded.row_attention_backward, [_POINTER] * 10)
+        self.row_scratch_bytes: Callable[[Any], int] = _declared(loaded.row_scratch_bytes, [_POINTER], _INT)
         self._scratch_floats: Callable[[int, int], int] = _declared(loaded.scratch_floats, [_INT, _INT], _INT)
 
     def packed(self, weights: Sequence[Tensor], *, gated: bool = False) -> Tensor:
@@ -87,9 +85,63 @@ class Kernels:
         self._rms_norm(len(x), x.shape[1], x.data_ptr(), weight.data_ptr(), eps, out.data_ptr())
         return out
 
+    def rms_norm_backward(self, x: Tensor, weight: Tensor, eps: float, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients by x [n, size] and by weight [size] (float32), from that by the result; all dense."""
+        of_x, sums = torch.empty_like(x), torch.zeros(torch.get_num_threads(), x.shape[1])
+        pointers = x.data_ptr(), weight.data_ptr(), eps, grad.data_ptr(), of_x.data_ptr(), sums.data_ptr()
+        self._rms_norm_backward(len(x), x.shape[1], *pointers, len(sums))
+        return of_x, sums.sum(0)
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up: all of one shape, dense, a multiple of 16 numbers."""
+        out = torch.empty_like(gate)
+        self._gated(gate.numel(), gate.data_ptr(), up.data_ptr(), out.data_ptr())
+        return out
+
+    def gated_backward(self, gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `gated` gave, and the gradients by gate and by up from that by it; all as in `gated`."""
+        out, of_gate, of_up = (torch.empty_like(gate) for _ in range(3))
+        self._gated_backward(gate.numel(), *(x.data_ptr() for x in (gate, up, grad, out, of_gate, of_up)))
+        return out, of_gate, of_up
+
     def rotate(self, x: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
         """Turn the first `heads` heads of each row of x [N, all heads, D] in place; cos, sin [N, D] dense."""
         self._rotate(len(x), heads, x.shape[2], x.stride(0), x.data_ptr(), cos.data_ptr(), sin.data_ptr())
+
+    def logits_sums(self, logits: Tensor, temperature: float, targets: Tensor, start: int, sums: Tensor) -> None:
+        """Add a tile of logits [n, columns], the vocabulary from word `start` on, to the rows' sums.
+
+        Args:
+            targets: [n] int64 words of the whole vocabulary.
+            sums: [4, n] float32, dense: of logits / temperature the maximum m (at first -inf), sum exp(l - m),
+                sum exp(l - m) (l - m), and l at the target (at first 0).
+        """
+        tile = len(logits), logits.shape[1], logits.data_ptr(), 1 / temperature, targets.data_ptr(), start
+        self._logits_sums(*tile, *(row.data_ptr() for row in sums))
+
+    def logits_gradient(
+        self,
+        logits: Tensor,
+        temperature: float,
+        targets: Tensor,
+        start: int,
+        *,
+        log_sums: Tensor,
+        of_logprobs: Tensor,
+        of_entropies: Tensor | None,
+        entropies: Tensor | None,
+    ) -> None:
+        """Overwrite a tile of logits [n, columns] by the gradient by it.
+
+        Args:
+            targets, start: as in `logits_sums`.
+            log_sums: [n] float32, log sum exp(logits / temperature) over the vocabulary.
+            of_logprobs, of_entropies: [n] float32 gradients by log-probs and entropies, divided by the temperature.
+            entropies: [n] float32 where there is a gradient by them.
+        """
+        tile = len(logits), logits.shape[1], logits.data_ptr(), 1 / temperature, targets.data_ptr(), start
+        rest = log_sums.data_ptr(), of_logprobs.data_ptr(), _address(of_entropies), _address(entropies)
+        self._logits_gradient(*tile, *rest)
 
     def keep(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> None:
         """Keep the tokens of a prompt: k, v [K, T, D], dense along D -> keys, values [K, room, D], in their own order.
@@ -149,48 +201,3 @@ def _declared(function: Any, arguments: Sequence[type], result: type | None = No
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def kernels_for(tensor: Tensor, size: int) -> Kernels | None:
-    """The kernels, where they can work: bfloat16 on a CPU that multiplies it, rows or heads of `size` dimensions."""
-    if tensor.dtype != torch.bfloat16 or not tensor.is_cpu or size % 32 or not torch.cpu._is_avx512_bf16_supported():
-        return None
-    return _built()
-
-
-@cache
-def _built() -> Kernels | None:
-    """Build, or find what was built before. Failing is no error, but it is said."""
-    if os.environ.get("PEERWISE_KERNELS") == "off":
-        return None
-    compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
-    if compiler is None:
-        log.warning("no C compiler (gcc) found: sampling runs without compiled kernels and is slower")
-        return None
-    source = b"".join(path.read_bytes() for path in (_HEADER, *_SOURCES))
-    name = hashlib.sha256(source + " ".join((compiler, *_FLAGS)).encode()).hexdigest()[:16]
-    try:
-        library = _cache_folder() / f"kernels-{name}.so"
-        if not library.exists():
-            _compile(compiler, library)
-        return Kernels(library)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", "") or str(error)
-        log.warning("the compiled kernels could not be built (sampling is slower): %s", said.strip()[-500:])
-        return None
-
-
-def _cache_folder() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "peerwise"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
-
-
-def _compile(compiler: str, library: Path) -> None:
-    """Several processes may build at once: each its own file, and the last to finish puts its own in place."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        built = Path(folder) / library.name
-        command = [compiler, *_FLAGS, "-shared", "-o", str(built), *map(str, _SOURCES), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-        built.replace(library)

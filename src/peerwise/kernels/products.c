@@ -6,15 +6,12 @@
  * fetched from memory while the last is multiplied. A row's result does not depend on what other rows there are.
  *
  * Packed weights: [panels, size / 2, 64, 2], 64 columns to a panel, two inputs of a column together; what a last panel has
- * too many is not read. Sizes are even, columns multiples of 16. Nothing is checked here; kernels.py does that.
+ * too many is not read. Sizes are even, columns multiples of 16. Nothing is checked here; library.py does that.
  */
 #include <omp.h>
 
 #include "bf16.h"
 
-#define LANES 16
-#define WIDE 4     /* registers of LANES columns in a panel */
-#define HIGH 6     /* rows at one time: HIGH * WIDE sums, WIDE weights and one pair of inputs fill the 32 registers */
 #define DEPTH 1024 /* pairs of inputs after which the same piece of a panel is read again for the next rows: 256 kB */
 #define TALL 252   /* rows of one task at most, a multiple of HIGH: their sums stay on its stack between pieces */
 
@@ -28,19 +25,14 @@ typedef struct {
     bf16 *out; /* [rows, columns], or half the columns when gated */
 } Product;
 
-/* silu(gate), rounded, times the value. */
-INLINE __m512 gate16(__m512 gate, __m512 value) {
-    const __m512 one = _mm512_set1_ps(1.0f), e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(gate)));
-    const __mmask16 negative = _mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ);
-    const __m512 sigmoid = _mm512_div_ps(_mm512_mask_blend_ps(negative, one, e), _mm512_add_ps(one, e));
-    return _mm512_mul_ps(rounded(_mm512_mul_ps(gate, sigmoid)), value);
-}
-
 /* Write a row's finished sums of a panel. Every step rounds to bfloat16, as a model's own modules do. */
 INLINE void finish(const Product *p, int64_t panel, int64_t row, const __m512 *sum) {
     if (p->gated) {
         bf16 *out = p->out + row * p->columns / 2 + panel * WIDE / 2 * LANES;
-        for (int c = 0; c < WIDE / 2; c++) store16(out + c * LANES, gate16(rounded(sum[c]), rounded(sum[c + WIDE / 2])));
+        for (int c = 0; c < WIDE / 2; c++) {
+            const __m512 gate = rounded(sum[c]), value = rounded(sum[c + WIDE / 2]);
+            store16(out + c * LANES, _mm512_mul_ps(rounded(_mm512_mul_ps(gate, sigmoid16(gate))), value));
+        }
         return;
     }
     const int64_t at = row * p->columns + panel * WIDE * LANES;
@@ -55,7 +47,7 @@ INLINE __m512 bias16(const Product *p, int64_t column) {
 }
 
 /* Pairs first .. end - 1 of `high` rows and one panel. Between pieces the sums lie in partial [high, WIDE, LANES];
- * ahead is what the lines at `ahead` are fetched for: the piece that is read next. */
+ * `ahead` is the share of these rows in fetching the piece that is read next. */
 INLINE void tile(const int high, const Product *p, int64_t panel, int64_t row, int64_t first, int64_t end, const char *ahead,
                  float *partial) {
     const __m512i *weights = p->weights + panel * p->pairs * WIDE;
@@ -64,15 +56,7 @@ INLINE void tile(const int high, const Product *p, int64_t panel, int64_t row, i
     for (int r = 0; r < high; r++)
         for (int c = 0; c < WIDE; c++)
             sum[r][c] = first ? _mm512_loadu_ps(partial + (r * WIDE + c) * LANES) : bias16(p, (panel * WIDE + c) * LANES);
-    for (int64_t i = first; i < end; i++) {
-        __m512bh weight[WIDE];
-        for (int c = 0; c < WIDE; c++) weight[c] = (__m512bh)_mm512_loadu_si512(weights + i * WIDE + c);
-        _mm_prefetch(ahead + (i - first) * sizeof(__m512i), _MM_HINT_T1);
-        for (int r = 0; r < high; r++) {
-            const __m512bh inputs = pair(x[r * p->pairs + i]);
-            for (int c = 0; c < WIDE; c++) sum[r][c] = _mm512_dpbf16_ps(sum[r][c], inputs, weight[c]);
-        }
-    }
+    multiply(high, WIDE, x + first, p->pairs, weights + first * WIDE, WIDE, end - first, ahead, sum);
     for (int r = 0; r < high; r++)
         if (end == p->pairs) {
             finish(p, panel, row + r, sum[r]);

@@ -11,13 +11,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peerwise.recipe.method import has_critic, keeps_reference, largest_group, problems_per_step, samples
-from peerwise.recipe.schema import Recipe, Stage
+from peerwise.recipe.schema import Model, Recipe, Stage
 from peerwise.recipe.shape import ModelShape
 
 LOGITS = 2**21
 """Logits that exist at one time in training on a CPU: `algo.logprob.TILE`."""
 ASSUMED_TOKENS = 4096
 """Of a micro-batch, where the run finds its size."""
+
+BYTES_OF_NF4 = 4 / 8 + 1 / 64 + 4 / (64 * 256)
+"""Of a weight held in 4 bits: with the scale of its block of 64 in 8 bits, and the float32 scale of 256 such scales."""
+LEAST_IN_8_BITS = 4096
+"""Numbers that a weight must have for its moments to be rounded to 8 bits."""
 
 Phase = Literal["always", "sampling", "evaluation", "training"]
 
@@ -39,14 +44,18 @@ class Term:
 def memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tuple[Term, ...]:
     """The tensors of one stage. `width` is the bytes of a number in the compute dtype."""
     lora = recipe.model.lora_rank > 0
-    trained = shape.lora_parameters(recipe.model.lora_rank) if lora else shape.parameters
-    critic = shape.parameters if has_critic(stage) and stage.critic.trunk == "own" else 0
+    sizes = shape.adapter_sizes(recipe.model.lora_rank) if lora else (shape.parameters,)
+    trained = sum(sizes)
+    # Adapters are float32 whatever the model computes in, so that they need no masters.
+    weights = _weights(recipe.model, shape, width) + (4 * trained if lora else 0)
+    masters = 4 * trained if width < 4 and not lora else 0
+    moments = sum(_moments(size, stage) for size in sizes)
+    critic = has_critic(stage) and stage.critic.trunk == "own"
     terms = [
-        Term("value network with masters and moments", (width + 8 + (4 if width < 4 else 0)) * critic, "always"),
-        # Adapters are float32 whatever the model computes in, so that they need no masters.
-        Term("weights", width * shape.parameters + (4 * trained if lora else 0), "always"),
-        Term("float32 master weights", 4 * trained if width < 4 and not lora else 0, "always"),
-        Term("two moments of the optimizer", 8 * trained, "always"),
+        Term("value network with masters and moments", weights + masters + moments if critic else 0, "always"),
+        Term("weights", weights, "always"),
+        Term("float32 master weights", masters, "always"),
+        Term("two moments of the optimizer", moments, "always"),
         Term(
             "reference copy of the weights",
             width * shape.parameters if not lora and keeps_reference(stage) else 0,
@@ -59,6 +68,19 @@ def memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tuple
         *_training(recipe, stage, shape, width, trained),
     ]
     return tuple(term for term in terms if term.bytes)
+
+
+def _weights(model: Model, shape: ModelShape, width: int) -> int:
+    """As the model is held without adapters: in its dtype, the blocks' linear layers maybe in 4 bits."""
+    rounded = shape.linear_parameters() if model.quantization else 0
+    return width * (shape.parameters - rounded) + round(BYTES_OF_NF4 * rounded)
+
+
+def _moments(size: int, stage: Stage) -> int:
+    """Both moments of a weight of so many numbers; in 8 bits with a float32 scale for each block of 256."""
+    if stage.optimizer.moments == "8-bit" and size >= LEAST_IN_8_BITS:
+        return 2 * (size + 4 * math.ceil(size / 256))
+    return 8 * size
 
 
 def _sampling_cache(stage: Stage, shape: ModelShape, width: int) -> int:
@@ -86,10 +108,13 @@ def _training(recipe: Recipe, stage: Stage, shape: ModelShape, width: int, train
     """What is held at the worst moment: the last micro-batch's backward pass has just begun."""
     tokens = _micro_batch(stage)
     head = _head(shape, width, trains_head=recipe.model.lora_rank == 0)
+    # A rounded weight becomes plain for the time of a product, one after the other.
+    plain = width * max(a * b for a, b in shape.linear_layers()) if recipe.model.quantization else 0
     return (
         Term("float32 gradient sum", 4 * trained, "training"),
         Term("activations of a micro-batch", _activations(recipe, shape, width, tokens), "training"),
         Term("working tensors of a block", tokens * shape.working_bytes(width), "training"),
+        Term("largest weight of a block, dequantised", plain, "training"),
         Term("logits of a tile, gradient of the head", head, "training"),
     )
 

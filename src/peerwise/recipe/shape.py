@@ -57,11 +57,23 @@ class ModelShape:
         """Numbers in the key/value cache for each token."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
-    def lora_parameters(self, rank: int) -> int:
-        """Weights of adapters on the seven linear layers of every block: rank * (inputs + outputs) each."""
+    def linear_layers(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of the seven linear layers of a block."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = 2 * (self.hidden + query) + 2 * (self.hidden + key)
-        return rank * self.layers * (attention + 3 * (self.hidden + self.intermediate))
+        attention = ((self.hidden, query), (self.hidden, key), (self.hidden, key), (query, self.hidden))
+        return (*attention, *2 * ((self.hidden, self.intermediate),), (self.intermediate, self.hidden))
+
+    def linear_parameters(self) -> int:
+        """Weights of all these layers."""
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.linear_layers())
+
+    def adapter_sizes(self, rank: int) -> tuple[int, ...]:
+        """Weights of each of the two matrices of every adapter; one stands at every linear layer of every block."""
+        return self.layers * tuple(rank * width for layer in self.linear_layers() for width in layer)
+
+    def lora_parameters(self, rank: int) -> int:
+        """Weights of all adapters: rank * (inputs + outputs) each."""
+        return sum(self.adapter_sizes(rank))
 
     def saved_bytes(self, width: int, *, adapters: bool) -> int:
         """Bytes one block keeps for the backward pass, per token, when a number of the compute dtype takes `width`.

@@ -48,7 +48,7 @@ def card(
     parts = [
         _head(recipe, adapters_apart),
         f"# {name}\n\n{_summary(recipe, step, adapters_apart)}",
-        f"## Use\n\n{_use(base, adapters_apart)}",
+        f"## Use\n\n{_use(recipe, base, adapters_apart)}",
         f"## Results\n\n{_results(before, now)}",
         "## Data\n\n" + "\n".join(f"- {_source(task.name, task.path)}" for task in recipe.tasks),
         f"## Recipe\n\nWhat departs from the defaults:\n\n{_indented(_settings(recipe))}",
@@ -86,13 +86,18 @@ def _summary(recipe: Recipe, step: int, adapters_apart: bool) -> str:
     )
 
 
-def _use(base: str, adapters_apart: bool) -> str:
+def _use(recipe: Recipe, base: str, adapters_apart: bool) -> str:
     if not adapters_apart:
         return "The folder loads in transformers (`AutoModelForCausalLM.from_pretrained`) and in vLLM (`vllm serve`)."
+    rounded = (
+        f" They learned beside its weights in 4 bits (`{recipe.model.quantization}`); the merged folder has those."
+        if recipe.model.quantization
+        else ""
+    )
     return (
         "The folder holds LoRA adapters. With `peft` installed, `AutoModelForCausalLM.from_pretrained` of transformers "
         f"loads the base model and the adapters; in vLLM they are one of `--lora-modules`. The base model is `{base}`; "
-        "it must be found there. `peerwise export --merge-lora` writes a folder that needs no other."
+        f"it must be found there. `peerwise export --merge-lora` writes a folder that needs no other.{rounded}"
     )
 
 

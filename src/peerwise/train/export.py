@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from peerwise.errors import RequestError, RunFolderError
 from peerwise.metrics.write import EVALS_FILE, RECIPE_FILE, read_rows
+from peerwise.models.adapters import write_adapters
 from peerwise.models.embedded import NAME, resolve
 from peerwise.recipe.load import load
 from peerwise.recipe.schema import Recipe
@@ -27,7 +27,6 @@ from peerwise.train.standing import mean_accuracy
 
 TRAINER = "trainer"
 """The part of a checkpoint that only training reads."""
-ADAPTERS_FILE = "adapter_model.safetensors"
 
 
 def is_run(folder: Path) -> bool:
@@ -114,26 +113,15 @@ def _left_out(adapters_apart: bool) -> Callable[[Any, list[str]], set[str]]:
 
 
 def _write_adapters(weights: Path, recipe: Recipe, folder: Path) -> None:
-    """The adapters of a checkpoint in the form of peft.
-
-    Names become those that peft gives the whole: model.layers.0.mlp.up_proj.lora_A.default.weight is saved as
-    base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
-    (https://huggingface.co/docs/peft/developer_guides/checkpoint).
-    """
-    tensors = load_file(weights)
-    layers = {name.split(".lora_")[0].rpartition(".")[2] for name in tensors}
-    config = LoraConfig(
-        r=recipe.model.lora_rank,
-        lora_alpha=recipe.model.lora_alpha or 2 * recipe.model.lora_rank,
-        target_modules=sorted(layers),
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=base_of(recipe),
+    """The adapters of a checkpoint in the form of peft."""
+    write_adapters(
+        folder,
+        load_file(weights),
+        rank=recipe.model.lora_rank,
+        alpha=recipe.model.lora_alpha or 2 * recipe.model.lora_rank,
+        base=base_of(recipe),
         revision=recipe.model.revision,
-        inference_mode=True,
     )
-    config.save_pretrained(folder)
-    named = {"base_model.model." + name.replace(".default.", "."): tensor for name, tensor in tensors.items()}
-    save_file(named, folder / ADAPTERS_FILE, metadata={"format": "pt"})
 
 
 def _card(run: Path, checkpoint: Path, recipe: Recipe, adapters_apart: bool) -> str:

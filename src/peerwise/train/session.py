@@ -201,7 +201,7 @@ def load_policy(recipe: Recipe) -> Policy:
         gradient_checkpointing=settings.gradient_checkpointing,
         offload_activations=settings.offload_activations,
     )
-    require_trainable(policy.model, adapters=settings.lora_rank > 0)
+    require_trainable(policy.model)
     if settings.lora_rank:
         add_lora(policy.model, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=recipe.run.seed)
     return policy

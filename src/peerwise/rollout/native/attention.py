@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from peerwise.kernels import Kernels
 from peerwise.models import flex
 from peerwise.models.attention import AttentionPlan, AttentionRule
 from peerwise.models.forward import PackedGroup, pack
-from peerwise.models.kernels import Kernels
 from peerwise.rollout.native.cache import Cache, compiled, write_prompt, write_tokens
 
 MIN_SHARED = 16

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from peerwise.models.kernels import BLOCK, Kernels, kernels_for
+from peerwise.kernels import BLOCK, Kernels, kernels_for
 from peerwise.rollout.native.scheduler import Moves
 
 GROWTH = 16

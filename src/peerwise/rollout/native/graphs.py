@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 WARM_UP = 3
 """Steps of a size that are computed before one is recorded. They are steps like any other, so nothing is computed in
-vain, and a size that comes and goes is never recorded."""
+vain, and a size that comes and goes is never recorded. The first compiles what there is to compile for so many
+branches, which a capture could not."""
 LEAST_BRANCHES, LEAST_TOKENS = 8, 256
 """The smallest sizes but for the number of groups; the next ones are twice as large each."""
 
