@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from peerwise.kernels import kernels_for
+from peerwise.models.fused import fused_blocks
 from peerwise.models.packed import Product
 
 pytestmark = pytest.mark.skipif(
@@ -85,6 +86,30 @@ def test_a_row_is_the_same_whatever_rows_stand_beside_it():
     whole = product(x)
     for rows in (slice(0, 1), slice(3, 10), slice(17, 200), slice(299, 300)):
         assert torch.equal(product(x[rows]), whole[rows])
+
+
+@pytest.mark.parametrize("columns", [32, 64, 160])
+def test_a_weight_packed_turned_multiplies_from_the_right(columns):
+    kernels, weight, x = kernels_for(_random(1), 96), _random(96, columns), _random(7, 96, seed=3)
+    packed = kernels.packed_turned(weight)
+    assert torch.equal(packed, kernels.packed([weight.T])) or columns % 64  # what a last panel has too many is not set
+    found = kernels.product(x, packed, columns, bias=None, added=None, gated=False)
+    _assert_close(found, x.double() @ weight.double(), 96)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_linear_layer_in_training_has_the_gradients_of_the_definition(bias):
+    layer, x, grad = _layer(96, 64, bias=bias), _random(2, 9, 64).requires_grad_(), _random(2, 9, 96, seed=8)
+    with fused_blocks(layer):
+        assert "forward" in vars(layer)
+        out = layer(x)
+        out.backward(grad)
+    _assert_close(out.detach(), _exact(layer, x.detach()), 64)
+    rows, grads = (t.detach().double().flatten(0, 1) for t in (x, grad))
+    _assert_close(x.grad.flatten(0, 1), grads @ layer.weight.detach().double(), 96)
+    _assert_close(layer.weight.grad, grads.T @ rows, 64)
+    if bias:
+        _assert_close(layer.bias.grad, grads.sum(0), 64)
 
 
 @pytest.mark.parametrize("layer", [_layer(40, 64), _layer(64, 24)], ids=["columns not by 16", "inputs not by 32"])

@@ -3,7 +3,7 @@
 Knows tensors, and nothing else of ours.
 """
 
-from peerwise.kernels.build import kernels_for
+from peerwise.kernels.build import kernels_for, product_kernels
 from peerwise.kernels.library import BLOCK, LANES, Kernels
 
-__all__ = ["BLOCK", "LANES", "Kernels", "kernels_for"]
+__all__ = ["BLOCK", "LANES", "Kernels", "kernels_for", "product_kernels"]

@@ -18,14 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from peerwise.kernels.library import Kernels
+from peerwise.kernels.library import LANES, Kernels
 
 log = logging.getLogger(__name__)
 
 _FLAGS = ("-O3", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-fopenmp", "-fPIC")
 _HERE = Path(__file__).parent
-_SOURCES = tuple(sorted(_HERE.glob("*.c")))
-_HEADER = _HERE / "bf16.h"
+_SOURCES, _HEADERS = (tuple(sorted(_HERE.glob(pattern))) for pattern in ("*.c", "*.h"))
 
 
 def kernels_for(tensor: Tensor, size: int) -> Kernels | None:
@@ -33,6 +32,16 @@ def kernels_for(tensor: Tensor, size: int) -> Kernels | None:
     if tensor.dtype != torch.bfloat16 or not tensor.is_cpu or size % 32 or not torch.cpu._is_avx512_bf16_supported():
         return None
     return _built()
+
+
+def product_kernels(*weights: Tensor) -> Kernels | None:
+    """The kernels, where their product takes the weights [columns, size] side by side and is the fastest there is.
+
+    A processor with matrix tiles has a faster one in torch.
+    """
+    if torch.cpu._is_amx_tile_supported() or any(len(weight) % LANES for weight in weights):
+        return None
+    return kernels_for(weights[0], weights[0].shape[1])
 
 
 @cache
@@ -44,7 +53,7 @@ def _built() -> Kernels | None:
     if compiler is None:
         log.warning("no C compiler (gcc) found: without compiled kernels sampling and training are slower")
         return None
-    source = b"".join(path.read_bytes() for path in (_HEADER, *_SOURCES))
+    source = b"".join(path.read_bytes() for path in (*_HEADERS, *_SOURCES))
     name = hashlib.sha256(source + " ".join((compiler, *_FLAGS)).encode()).hexdigest()[:16]
     try:
         library = _cache_folder() / f"kernels-{name}.so"

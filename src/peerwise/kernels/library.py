@@ -27,6 +27,7 @@ class Kernels:
         loaded = ctypes.CDLL(str(library))
         self._product = _declared(loaded.product, [_INT] * 3 + [_POINTER] * 4 + [_INT, _POINTER])
         self._pack = _declared(loaded.pack, [_INT, _INT, _POINTER, _INT, _INT, _POINTER])
+        self._pack_turned = _declared(loaded.pack_turned, [_INT, _INT, _POINTER, _POINTER])
         self._rms_norm = _declared(loaded.rms_norm, [_INT, _INT, _POINTER, _POINTER, _FLOAT, _POINTER])
         self._rms_norm_backward = _declared(
             loaded.rms_norm_backward, [_INT, _INT, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _POINTER, _INT]
@@ -56,13 +57,19 @@ class Kernels:
             weights: columns multiples of 16, of 32 when gated; size even.
             gated: two weights, of the gates and of the values that these are for.
         """
-        columns, size = sum(map(len, weights)), weights[0].shape[1]
-        out = weights[0].new_zeros(-(-columns // (4 * LANES)), size // 2, 4 * LANES, 2)
+        out = _room_for(weights[0], sum(map(len, weights)), weights[0].shape[1])
         first = 0
         for weight in weights:
             dense = weight.contiguous()
-            self._pack(len(weight), size, dense.data_ptr(), first, gated, out.data_ptr())
+            self._pack(len(weight), weight.shape[1], dense.data_ptr(), first, gated, out.data_ptr())
             first += 2 if gated else len(weight) // LANES
+        return out
+
+    def packed_turned(self, weight: Tensor) -> Tensor:
+        """A weight [size, columns] for the product with it from the right: as `packed` of its transposed."""
+        size, columns = weight.shape
+        out = _room_for(weight, columns, size)
+        self._pack_turned(columns, size, weight.contiguous().data_ptr(), out.data_ptr())
         return out
 
     def product(
@@ -197,6 +204,10 @@ class Kernels:
 def _declared(function: Any, arguments: Sequence[type], result: type | None = None) -> Any:
     function.argtypes, function.restype = arguments, result
     return function
+
+
+def _room_for(like: Tensor, columns: int, size: int) -> Tensor:
+    return like.new_empty(-(-columns // (4 * LANES)), size // 2, 4 * LANES, 2)
 
 
 def _address(tensor: Tensor | None) -> int | None:

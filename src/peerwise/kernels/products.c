@@ -114,3 +114,18 @@ void pack(int64_t columns, int64_t size, const bf16 *weight, int64_t first, int6
             for (int lane = 0; lane < LANES; lane++) to[i * WIDE * LANES + lane] = from[lane * pairs + i];
     }
 }
+
+/* Pack a weight [size, columns], that is, the transposed of what `pack` takes. */
+void pack_turned(int64_t columns, int64_t size, const bf16 *weight, bf16 *packed) {
+    const int64_t pairs = size / 2;
+#pragma omp parallel for
+    for (int64_t block = 0; block < columns / LANES; block++) {
+        bf16 *to = packed + (block / WIDE * pairs * WIDE + block % WIDE) * 2 * LANES;
+        for (int64_t i = 0; i < pairs; i++) {
+            const bf16 *from = weight + 2 * i * columns + block * LANES;
+            const __m512i first = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
+            const __m512i second = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from + columns)));
+            _mm512_storeu_si512(to + i * WIDE * 2 * LANES, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+        }
+    }
+}

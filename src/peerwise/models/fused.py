@@ -1,12 +1,14 @@
-"""Norms and gated MLPs that keep less for the backward pass and touch memory less often, in the place of a model's own.
+"""Norms, gated MLPs and linear layers in the place of a model's own, which keep less for the backward pass, touch
+memory less often, and on some processors multiply faster.
 
-Within `fused_blocks` the modules of the Llama family compute the same with hand-written gradients; all other modules,
-adapters among them, stay as they are. Knows modules and tensors; what they are used for, it does not know.
+Within `fused_blocks` the norms and MLPs of the Llama family, and plain linear layers, compute the same with
+hand-written gradients; all other modules, adapters among them, stay as they are. Knows modules and tensors; what they
+are used for, it does not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,7 +22,7 @@ from transformers.models.mistral.modeling_mistral import MistralMLP, MistralRMSN
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP, Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
-from peerwise.kernels import Kernels, kernels_for
+from peerwise.kernels import Kernels, kernels_for, product_kernels
 
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
 MLPS = (LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP)
@@ -31,15 +33,10 @@ def fused_blocks(model: nn.Module) -> Iterator[None]:
     """Within the block, the backward pass of checkpointed layers included, known modules run the functions below."""
     changed: list[Any] = []
     for module in model.modules():
-        if "forward" in vars(module):  # a block around this one
-            continue
-        if type(module) in NORMS:
-            module.forward = partial(_norm, module)
-        elif type(module) in MLPS and isinstance(module.act_fn, nn.SiLU | SiLUActivation):
-            module.forward = partial(_mlp, module)
-        else:
-            continue
-        changed.append(module)
+        function = _function_for(module)
+        if function is not None and "forward" not in vars(module):  # else a block around this one has set it
+            changed.append(module)
+            changed[-1].forward = partial(function, module)
     try:
         yield
     finally:
@@ -47,8 +44,23 @@ def fused_blocks(model: nn.Module) -> Iterator[None]:
             del module.forward
 
 
+def _function_for(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
+    if type(module) in NORMS:
+        return _norm
+    if type(module) is nn.Linear and product_kernels(module.weight) and product_kernels(module.weight.T):
+        return _linear
+    if type(module) in MLPS and isinstance(module.act_fn, nn.SiLU | SiLUActivation):
+        return _mlp
+    return None
+
+
 def _norm(module: Any, x: Tensor) -> Tensor:
     out: Tensor = _RMSNorm.apply(x, module.weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _linear(module: Any, x: Tensor) -> Tensor:
+    out: Tensor = _Linear.apply(x, module.weight, module.bias)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -97,6 +109,22 @@ def _scale(exact: Tensor, eps: float) -> Tensor:
     return exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
 
 
+class _Linear(torch.autograd.Function):
+    """x @ weight.T + bias by the compiled product, which is faster than torch's for a few thousand tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _times(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x = _back(grad, weight) if ctx.needs_input_grad[0] else None
+        of_weight = _rows(grad).T @ _rows(x) if ctx.needs_input_grad[1] else None
+        return of_x, of_weight, grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+
+
 class _Gated(torch.autograd.Function):
     """silu(gate) * up; keeps gate and up."""
 
@@ -107,7 +135,8 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return _gated_backward(*ctx.saved_tensors, grad)[1:]
+        gate, up = ctx.saved_tensors
+        return _gated_backward(gate, up, grad)[1:]
 
 
 class _GatedLinear(torch.autograd.Function):
@@ -116,14 +145,34 @@ class _GatedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
-        return linear(_gated(gate, up), weight)
+        return _times(_gated(gate, up), weight, None)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         gate, up, weight = ctx.saved_tensors
-        product, of_gate, of_up = _gated_backward(gate, up, grad @ weight)
+        product, of_gate, of_up = _gated_backward(gate, up, _back(grad, weight))
         of_weight = grad.flatten(0, -2).T @ product.flatten(0, -2) if ctx.needs_input_grad[2] else None
         return of_gate, of_up, of_weight
+
+
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias"""
+    kernels = product_kernels(weight)
+    if kernels is None:
+        return linear(x, weight, bias)
+    packed = kernels.packed([weight.detach()])
+    out = kernels.product(_rows(x), packed, len(weight), bias=bias, added=None, gated=False)
+    return out.view(*x.shape[:-1], -1)
+
+
+def _back(grad: Tensor, weight: Tensor) -> Tensor:
+    """grad @ weight"""
+    kernels = product_kernels(weight.T)
+    if kernels is None:
+        return grad @ weight
+    packed = kernels.packed_turned(weight.detach())
+    out = kernels.product(_rows(grad), packed, weight.shape[1], bias=None, added=None, gated=False)
+    return out.view(*grad.shape[:-1], -1)
 
 
 def _gated(gate: Tensor, up: Tensor) -> Tensor:

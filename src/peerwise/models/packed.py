@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from peerwise.kernels import LANES, Kernels, kernels_for
+from peerwise.kernels import LANES, product_kernels
 
 
 class Product:
@@ -26,7 +26,9 @@ class Product:
         weights, biases = [m.weight.detach() for m in layers], [m.bias for m in layers if m.bias is not None]
         self.bias = _joined(biases) if biases else None
         self.columns, self.gated = sum(map(len, weights)), gated
-        self.kernels = None if gated and biases else _kernels(weights, gated)
+        self.kernels = product_kernels(*weights)
+        if gated and (biases or any(len(weight) % (2 * LANES) for weight in weights)):
+            self.kernels = None
         self.packed = self.kernels is None and packable(layers[0])
         if self.kernels is not None:
             self.weight = self.kernels.packed(weights, gated=gated)
@@ -40,8 +42,8 @@ class Product:
         if self.kernels is not None:
             rows = x.reshape(-1, x.shape[-1]).contiguous()
             more = None if added is None else added.reshape(-1, self.columns).contiguous()
-            options = {"bias": self.bias, "added": more, "gated": self.gated}
-            return self.kernels.product(rows, self.weight, self.columns, **options).view(*x.shape[:-1], -1)
+            found = self.kernels.product(rows, self.weight, self.columns, bias=self.bias, added=more, gated=self.gated)
+            return found.view(*x.shape[:-1], -1)
         out: Tensor
         if self.packed:
             out = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -74,13 +76,6 @@ def packable(layer: nn.Linear) -> bool:
     """Whether oneDNN has a layout of its own for the layer's weight."""
     on_cpu = layer.weight.is_cpu and layer.weight.dtype == torch.bfloat16
     return on_cpu and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-
-
-def _kernels(weights: Sequence[Tensor], gated: bool) -> Kernels | None:
-    """Our own product, where it fits and is the fastest: a processor with matrix tiles has a faster one in oneDNN."""
-    if torch.cpu._is_amx_tile_supported() or any(len(weight) % (2 * LANES if gated else LANES) for weight in weights):
-        return None
-    return kernels_for(weights[0], weights[0].shape[1])
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
