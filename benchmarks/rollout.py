@@ -9,11 +9,12 @@ Every option that takes a list is swept, top-p fastest and dtype slowest. With -
 is measured, and one that is in the file already is not measured again, so a sweep that was stopped goes on.
 
 Each engine lives in a process of its own (benchmarks/rollout_engines.py) and runs while the others sleep; after its
-turn it gives back the memory that it has freed. Repeats are interleaved and medians reported: a slow minute of the
-machine falls on all. `prefill_s` is the time to the first token of every answer (a run of one new token);
-`decode_tokens_per_s` leaves that time and those tokens out. The ceiling is the rate of a square matrix product in the
-dtype of the engines, measured after each setting, over the FLOPs of a token: two for each weight of the layers and the
-head, attention not counted. Peak memory is that of the engine's process and its children within the setting (Linux).
+turn it gives back the memory that it has freed, and the next one waits until it is still. Repeats are interleaved and
+medians reported: a slow minute of the machine falls on all. `prefill_s` is the time to the first token of every answer
+(a run of one new token); `decode_tokens_per_s` leaves that time and those tokens out. The ceiling is the rate of a
+square matrix product in the dtype of the engines, measured after each setting, over the FLOPs of a token: two for each
+weight of the layers and the head, attention not counted. Peak memory is that of the engine's process and its children
+within the setting (Linux).
 """
 
 from __future__ import annotations
@@ -55,11 +56,13 @@ def measured(
     for engine in engines:
         engine.rest()
         engine.forget_peak()
-        engine.ask({**job, "new_tokens": 8})
+        engine.ask({**job, "new_tokens": min(8, job["new_tokens"])})
         engine.rest()
     for repeat, engine in itertools.product(range(repeats), engines):
         kind = f"{engine.name} {job['dtype']}"
         with progress.of(kind, work(job, repeats) / repeats, f"{what}, {engine.name}, repeat {repeat + 1}"):
+            # One group for its first token: memory that was given back is taken again outside of what is timed.
+            engine.ask({**job, "prompts": job["prompts"][:1], "new_tokens": 1})
             prefill[engine.name].append(engine.ask({**job, "new_tokens": 1})["seconds"])
             run = engine.ask(job)
             whole[engine.name].append(run["seconds"])
@@ -74,6 +77,7 @@ def measured(
             "tokens_per_s": tokens / seconds,
             "decode_tokens_per_s": (tokens - rows) / (seconds - first) if job["new_tokens"] > 1 else None,
             "prefill_s": first,
+            "prefills": prefill[engine.name],
             "share_of_ceiling": tokens / seconds * flops / rate,
             "peak_memory_bytes": engine.peak_bytes(),
             "seconds": whole[engine.name],

@@ -178,9 +178,9 @@ def matrix_rate(dtype: str) -> float:
 
 
 PARTS = {
-    "matrix products": ("_linear_pointwise", "_linear"),
+    "matrix products": ("product", "_linear_pointwise", "_linear"),
     "attention": ("attend",),
-    "norms, gates, rotation": ("rms_norm", "add_rms_norm", "gated", "rotate"),
+    "norms, rotation": ("rms_norm", "rotate"),
     "drawing": ("draw",),
 }
 """Functions of the native engine, by what they do; none calls one of another part."""

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,8 +55,18 @@ class Engine:
         return [root.pid, *(child.pid for child in root.children(recursive=True))]
 
     def rest(self) -> None:
-        """Have it give freed memory back."""
+        """Have it give freed memory back, and wait until it computes no more: vLLM spins on a core after a draw."""
         self.ask({"rest": True})
+        last = time.monotonic() + 10
+        while time.monotonic() < last:
+            before = self._busy_seconds()
+            time.sleep(0.25)
+            if self._busy_seconds() - before < 0.025:
+                return
+
+    def _busy_seconds(self) -> float:
+        times = [psutil.Process(pid).cpu_times() for pid in self.pids()]
+        return float(sum(of_one.user + of_one.system for of_one in times))
 
     def forget_peak(self) -> None:
         """From here on `peak_bytes` is counted afresh."""
@@ -71,7 +82,7 @@ class Engine:
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGTERM)
             self.process.wait()

@@ -1,12 +1,16 @@
 """Seconds and peak memory of whole GRPO steps: ours beside TRL's, on the same model, prompts, lengths and rewards.
 
-    python benchmarks/step.py --against trl --json
-    python benchmarks/step.py --against trl --group-size 16 --prompt-tokens 512 --problems 4
-    python benchmarks/step.py --engine peerwise --json >> rows.jsonl; python benchmarks/step.py --merge rows.jsonl
+    python benchmarks/step.py --against trl --trl-python PYTHON --json
+    python benchmarks/step.py --against trl --group-size 4,8,16,32 --prompt-tokens 64,512 --new-tokens 64,256 \
+        --out rows.jsonl
+    python benchmarks/step.py --merge rows.jsonl more.jsonl
 
-Each engine runs in a process of its own, so that peak memory (`ru_maxrss`) is its own; repeats take turns, and medians
-are reported. Where TRL lives in another environment, name its interpreter with --trl-python. A long comparison can be
-made of single rows (--engine), which --merge puts together.
+Group size, prompt tokens and new tokens may be lists: all combinations are measured. Each engine runs in a process of
+its own, so that peak memory (`ru_maxrss`) is its own; repeats of the whole grid take turns, and medians are reported.
+With --out a row is written as soon as it is measured, and the rows of the file count: a grid that was stopped goes on.
+A step that fails (TRL may need more memory than there is) is a row that says so, and the grid goes on; it is tried
+again with the next call. Where TRL lives in another environment, name its interpreter with --trl-python. A comparison
+can be made of single rows (--engine), which --merge puts together.
 
 The rate of the machine is that of a [2048, 2048] by [2048, 2048] product, the best of ten in the same process before
 the steps. Operations of training are counted as the model needs them, whatever is computed again or padded: for each
@@ -19,30 +23,42 @@ processors that other processes used meanwhile: above a few per cent a row is no
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import resource
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from sweep import Progress, Row, Rows, read_rows, whole_numbers
 
 PHASES = ("sampling", "reference", "training", "optimizer", "whole")
 
 
-def operations(row: dict[str, Any], group_size: int, new_tokens: int) -> dict[str, float]:
+def counts(prompt_lengths: Sequence[int], group_size: int, new_tokens: int) -> dict[str, int]:
+    """What a step goes over: tokens of its rows, tokens of answers, and pairs of a token and a key that it sees."""
+    answers = group_size * new_tokens
+    of_answers = group_size * new_tokens * (new_tokens + 1) // 2
+    return {
+        "tokens": sum(prompt + answers for prompt in prompt_lengths),
+        "answers": answers * len(prompt_lengths),
+        "seen": sum(prompt * (prompt + 1) // 2 + prompt * answers + of_answers for prompt in prompt_lengths),
+    }
+
+
+def operations(row: Row, group_size: int, new_tokens: int) -> dict[str, float]:
     """Floating-point operations of one step by phase; a multiplication and an addition are two."""
-    tokens = answers = seen = 0
-    for prompt in row["prompt_lengths"]:
-        tokens += prompt + group_size * new_tokens
-        answers += group_size * new_tokens
-        seen += prompt * (prompt + 1) // 2 + group_size * (prompt * new_tokens + new_tokens * (new_tokens + 1) // 2)
-    forward = 2 * row["decoder_weights"] * tokens + 2 * row["head_weights"] * answers
-    forward += 4 * row["attention_width"] * seen
+    count = counts(row["prompt_lengths"], group_size, new_tokens)
+    forward = 2 * row["decoder_weights"] * count["tokens"] + 2 * row["head_weights"] * count["answers"]
+    forward += 4 * row["attention_width"] * count["seen"]
     # Frozen weights need no gradient of their own.
     return {"reference": forward, "training": forward * (3 if row["trains_all"] else 2)}
 
@@ -110,8 +126,8 @@ def setting(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
-def run_apart(options: argparse.Namespace, engine: str) -> dict[str, Any]:
-    """`measure` in a process of its own."""
+def run_apart(options: argparse.Namespace, engine: str) -> Row:
+    """`measure` in a process of its own; where it fails, a row with the reason."""
     python = options.trl_python if engine == "trl" else sys.executable
     command = [python, __file__, "--engine", engine, "--json"]
     for name in (*setting(options), "micro_batch_tokens", "micro_batch", "steps", "lora_rank"):
@@ -120,19 +136,64 @@ def run_apart(options: argparse.Namespace, engine: str) -> dict[str, Any]:
         command += ([flag] if value else []) if isinstance(value, bool) else [flag, str(value)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{engine} failed:\n{done.stderr[-3000:]}")
+        print(f"{engine} failed:\n{done.stderr[-3000:]}", file=sys.stderr, flush=True)
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        killed = "killed, most likely for its memory: " if done.returncode == -signal.SIGKILL else ""
+        return {"engine": engine, "setting": setting(options), "failed": killed + reason}
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def grid(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """The options of every single setting."""
+    swept = itertools.product(options.group_size, options.prompt_tokens, options.new_tokens)
+    return [
+        argparse.Namespace(**vars(options) | {"group_size": group, "prompt_tokens": prompt, "new_tokens": new})
+        for group, prompt, new in swept
+    ]
+
+
+def measured(options: argparse.Namespace, rows: Rows) -> Iterator[Row]:
+    """The rows that are still missing: first one of every setting, engines by turns, then the next repeat of all."""
+    engines = ["peerwise", *([options.against] if options.against else [])]
+    missing, ahead = [], defaultdict[str, float](float)
+    for repeat, cell, engine in itertools.product(range(options.repeats), grid(options), engines):
+        if rows.count(engine=engine, setting=setting(cell), failed=None) <= repeat:
+            missing.append((cell, engine))
+            ahead[engine] += work(cell, engine)
+    progress = Progress(ahead)
+    failed = set()
+    for cell, engine in missing:
+        what = f"{engine}, G {cell.group_size}, prompts of {cell.prompt_tokens}, answers of {cell.new_tokens}"
+        if (key := (engine, json.dumps(setting(cell)))) in failed:
+            continue
+        with progress.of(engine, work(cell, engine), what):
+            row = run_apart(cell, engine)
+        if "failed" in row:
+            failed.add(key)
+        yield row
+
+
+def work(cell: argparse.Namespace, engine: str) -> float:
+    """About what a row costs its engine: the tokens that go through the model in all of its steps."""
+    prompt = cell.prompt_tokens or 64
+    shared = 1 if engine == "peerwise" else cell.group_size
+    return float(cell.steps * cell.problems * (prompt * shared + cell.group_size * cell.new_tokens))
+
+
+def merged(rows: list[Row]) -> list[Row]:
     """Medians over the rows of each setting, and how the engines compare where both are there."""
-    by_setting: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    by_setting: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         by_setting[json.dumps(row["setting"], sort_keys=True)][row["engine"]].append(row)
     found = []
     for key, engines in by_setting.items():
-        summary: dict[str, Any] = {"setting": json.loads(key), "engines": {n: _medians(r) for n, r in engines.items()}}
-        if len(engines) == 2:
+        whole = {name: [row for row in of_engine if "failed" not in row] for name, of_engine in engines.items()}
+        summary: Row = {
+            "setting": json.loads(key),
+            "engines": {name: _medians(of_engine) for name, of_engine in whole.items() if of_engine},
+            "failed": {name: engines[name][-1]["failed"] for name, of_engine in whole.items() if not of_engine},
+        }
+        if len(summary["engines"]) == 2:
             ours, theirs = summary["engines"]["peerwise"], summary["engines"]["trl"]
             summary["times_faster"] = theirs["seconds"]["whole"] / ours["seconds"]["whole"]
             summary["memory_share"] = ours["peak_bytes"] / theirs["peak_bytes"]
@@ -140,7 +201,7 @@ def merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _medians(rows: list[Row]) -> Row:
     def median(*path: str) -> float:
         values = []
         for row in rows:
@@ -161,7 +222,7 @@ def _medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def table(summaries: list[dict[str, Any]]) -> str:
+def table(summaries: list[Row]) -> str:
     """The comparison for people."""
     head = f"{'engine':9} {'G':>3} {'prompt':>6} {'new':>4} {'problems':>8}"
     lines = [head + "".join(f"{p:>11}" for p in PHASES) + f"{'memory':>9} {'rate':>6} {'others':>7}"]
@@ -172,6 +233,8 @@ def table(summaries: list[dict[str, Any]]) -> str:
             times = "".join(f"{engine['seconds'][p]:10.1f}s" for p in PHASES)
             tail = f"{engine['peak_bytes'] / 2**30:6.2f}GiB {engine['rate_share']['training']:6.0%}"
             lines.append(f"{start} {s['new_tokens']:4} {s['problems']:8}{times}{tail} {engine['others']:7.0%}")
+        for name, reason in summary["failed"].items():
+            lines.append(f"{name:9} {s['group_size']:3} {s['prompt_tokens']:6} {s['new_tokens']:4}  failed: {reason}")
         if "times_faster" in summary:
             lines.append(f"  {summary['times_faster']:.1f} times faster, {summary['memory_share']:.0%} of the memory")
     return "\n".join(lines)
@@ -181,15 +244,23 @@ def main() -> None:
     """Measure, or merge; print a table, or JSON."""
     options = _parser().parse_args()
     if options.engine:
-        print(json.dumps(measure(options)))
+        cell, *others = grid(options)
+        if others:
+            sys.exit("--engine makes one row: lists are for a whole comparison (--against)")
+        print(json.dumps(measure(cell)))
         return
-    if options.merge:
-        rows = [json.loads(line) for path in options.merge for line in Path(path).read_text().splitlines()]
-    else:
-        engines = ["peerwise", *([options.against] if options.against else [])]
-        rows = [run_apart(options, engine) for _ in range(options.repeats) for engine in engines]
-    summaries = merged(rows)
-    print(json.dumps({"rows": rows, "summaries": summaries}) if options.json else table(summaries))
+    rows = Rows(options.out)
+    for path in options.merge or ():
+        rows.rows += [row for row in read_rows(Path(path)) if "setting" in row]
+    try:
+        for row in () if options.merge else measured(options, rows):
+            rows.add(row)
+            if options.json:
+                print(json.dumps(row), flush=True)
+    except KeyboardInterrupt:
+        print("stopped; what was measured is below", file=sys.stderr)
+    summaries = merged(rows.rows)
+    print(json.dumps({"summaries": summaries}) if options.json else table(summaries))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -200,9 +271,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="TRL: autocast or not")
     parser.add_argument("--problems", type=int, default=8)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=0, help="at least so many; 0: as the problems are")
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--group-size", type=whole_numbers, default=[8])
+    prompts = "at least so many; 0: as the problems are"
+    parser.add_argument("--prompt-tokens", type=whole_numbers, default=[0], help=prompts)
+    parser.add_argument("--new-tokens", type=whole_numbers, default=[64])
     parser.add_argument("--beta", type=float, default=0.04)
     parser.add_argument("--micro-batch", type=int, default=8, help="TRL: answers of one forward")
     parser.add_argument("--micro-batch-tokens", type=int, default=4096, help="ours: tokens of one forward")
@@ -211,7 +283,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=2, help="of each process; the first of several warms up")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trl-python", default=sys.executable)
-    parser.add_argument("--json", action="store_true", help="one line, rows included")
+    parser.add_argument("--out", help="file that rows are added to as they are measured; those in it count")
+    parser.add_argument("--json", action="store_true", help="each row as a line, and a last line with the summaries")
     return parser
 
 

@@ -183,6 +183,9 @@ def trl_steps(options: argparse.Namespace, steps: int) -> tuple[list[Seconds], d
     policy = load(options.model, dtype="float32", device="cpu")
     prompts = chats(policy, options.problems, options.prompt_tokens)
     answers = options.problems * options.group_size
+    micro_batch = min(options.micro_batch, answers)
+    if answers % micro_batch:
+        raise SystemExit(f"TRL cannot cut {answers} answers into micro-batches of {micro_batch}; give another size")
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
@@ -194,8 +197,8 @@ def trl_steps(options: argparse.Namespace, steps: int) -> tuple[list[Seconds], d
                 bf16=options.dtype != "float32",
                 model_init_kwargs={"dtype": "float32"},
                 gradient_checkpointing=options.checkpointing,
-                per_device_train_batch_size=options.micro_batch,
-                gradient_accumulation_steps=answers // options.micro_batch,
+                per_device_train_batch_size=micro_batch,
+                gradient_accumulation_steps=answers // micro_batch,
                 num_generations=options.group_size,
                 max_completion_length=options.new_tokens,
                 generation_kwargs={"min_new_tokens": options.new_tokens},

@@ -40,14 +40,17 @@ class Rows:
 
     def __init__(self, path: str | None) -> None:
         self.path = Path(path) if path else None
-        self.rows = read_rows(self.path) if self.path and self.path.exists() else []
+        text = self.path.read_text() if self.path and self.path.exists() else ""
+        self.rows = read_rows(self.path) if self.path and text else []
+        self.separator = "\n" if text and not text.endswith("\n") else ""
 
     def add(self, row: Row) -> None:
         """Keep a row and write it."""
         self.rows.append(row)
         if self.path:
             with self.path.open("a") as file:
-                print(json.dumps(row), file=file, flush=True)
+                print(self.separator + json.dumps(row), file=file, flush=True)
+            self.separator = ""
 
     def count(self, **wanted: Any) -> int:
         """How many rows have these values."""
