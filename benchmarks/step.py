@@ -130,7 +130,7 @@ def run_apart(options: argparse.Namespace, engine: str) -> Row:
     """`measure` in a process of its own; where it fails, a row with the reason."""
     python = options.trl_python if engine == "trl" else sys.executable
     command = [python, __file__, "--engine", engine, "--json"]
-    for name in (*setting(options), "micro_batch_tokens", "micro_batch", "steps", "lora_rank"):
+    for name in (*setting(options), "micro_batch_tokens", "micro_batch", "steps", "lora_rank", "moments"):
         flag = f"--{name.replace('_', '-')}"
         value = getattr(options, name)
         command += ([flag] if value else []) if isinstance(value, bool) else [flag, str(value)]
@@ -280,6 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--micro-batch-tokens", type=int, default=4096, help="ours: tokens of one forward")
     parser.add_argument("--checkpointing", action="store_true", help="compute blocks again in the backward, both")
     parser.add_argument("--lora-rank", type=int, default=0, help="ours alone")
+    parser.add_argument("--moments", choices=("float32", "8-bit"), default="float32", help="of AdamW, ours alone")
     parser.add_argument("--steps", type=int, default=2, help="of each process; the first of several warms up")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trl-python", default=sys.executable)

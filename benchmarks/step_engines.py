@@ -94,7 +94,8 @@ def peerwise_steps(options: argparse.Namespace, steps: int) -> tuple[list[Second
         policy.model, decode=policy.decode, end_ids=frozenset(), max_branches=options.problems * options.group_size
     )
     weights = MasterWeights(policy.model)
-    optimizer = Optimizer(weights, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, max_norm=1.0)
+    settings = {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "max_norm": 1.0, "moments": options.moments}
+    optimizer = Optimizer(weights, **settings)
     optimizer.step = clock.timed("optimizer", optimizer.step)  # type: ignore[method-assign]
     method = replace(PRESETS["grpo"], kl_coefficient=options.beta)
     reference = _timed_reference(policy.model, clock) if options.beta else None
