@@ -56,3 +56,11 @@ INLINE __m512 sigmoid16(__m512 x) {
     const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
     return _mm512_div_ps(_mm512_mask_blend_ps(negative, one, e), _mm512_add_ps(one, e));
 }
+
+/* The lanes of first, first + 1, .. that lie in low .. end - 1. */
+INLINE __mmask16 between(int64_t first, int64_t low, int64_t end) {
+    const __m512i lanes = _mm512_add_epi32(_mm512_set1_epi32((int)first),
+                                           _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+    return _mm512_cmpge_epi32_mask(lanes, _mm512_set1_epi32((int)low)) &
+           _mm512_cmplt_epi32_mask(lanes, _mm512_set1_epi32((int)end));
+}

@@ -24,30 +24,42 @@ typedef struct {
 
 INLINE int64_t blocks(const Stretch *s) { return s->end > s->first ? (s->end - 1) / BLOCK - s->first / BLOCK + 1 : 0; }
 
-/* Scores of `heads` queries q [heads, D] with the blocks of a stretch: out [heads, width], from column 0 on. */
-INLINE void score(const int heads, const bf16 *q, int64_t size, const Stretch *s, float scale, float *out, int64_t width) {
-    const int64_t half = size / 2, start = s->first / BLOCK, count = blocks(s);
+/* Scores of `heads` queries q [heads, D] with `wide` blocks from block `first` of a stretch on: out [heads, width]. */
+INLINE void score_blocks(const int heads, const int wide, const bf16 *q, int64_t size, const Stretch *s, int64_t first,
+                         float scale, float *out, int64_t width) {
+    const int64_t half = size / 2;
     const uint32_t *pairs = (const uint32_t *)q;
-    for (int64_t b = 0; b < count; b++) {
-        const __m512i *k = (const __m512i *)(s->k + (start + b) * BLOCK * size);
-        __m512 even[HEADS], odd[HEADS]; /* two sums a head: one would wait for itself */
-        for (int h = 0; h < heads; h++) even[h] = odd[h] = _mm512_setzero_ps();
-        for (int64_t d = 0; d < half; d += 2) {
-            const __m512bh k0 = (__m512bh)_mm512_loadu_si512(k + d), k1 = (__m512bh)_mm512_loadu_si512(k + d + 1);
-            for (int h = 0; h < heads; h++) {
-                even[h] = _mm512_dpbf16_ps(even[h], pair(pairs[h * half + d]), k0);
-                odd[h] = _mm512_dpbf16_ps(odd[h], pair(pairs[h * half + d + 1]), k1);
-            }
-        }
-        const int64_t token = (start + b) * BLOCK;
-        const __m512i tokens = _mm512_add_epi32(_mm512_set1_epi32((int)token), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
-        const __mmask16 seen = _mm512_cmpge_epi32_mask(tokens, _mm512_set1_epi32((int)s->first)) &
-                               _mm512_cmplt_epi32_mask(tokens, _mm512_set1_epi32((int)s->end));
+    const __m512i *k = (const __m512i *)(s->k + first * BLOCK * size);
+    __m512 sum[HEADS][WIDE];
+    for (int h = 0; h < heads; h++)
+        for (int c = 0; c < wide; c++) sum[h][c] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < half; d++) {
+        __m512bh key[WIDE];
+        for (int c = 0; c < wide; c++) key[c] = (__m512bh)_mm512_loadu_si512(k + c * half + d);
         for (int h = 0; h < heads; h++) {
-            const __m512 sum = _mm512_mul_ps(_mm512_add_ps(even[h], odd[h]), _mm512_set1_ps(scale));
-            _mm512_storeu_ps(out + h * width + b * BLOCK, _mm512_mask_blend_ps(seen, _mm512_set1_ps(-INFINITY), sum));
+            const __m512bh query = pair(pairs[h * half + d]);
+            for (int c = 0; c < wide; c++) sum[h][c] = _mm512_dpbf16_ps(sum[h][c], query, key[c]);
         }
     }
+    for (int c = 0; c < wide; c++) {
+        const __mmask16 seen = between((first + c) * BLOCK, s->first, s->end);
+        for (int h = 0; h < heads; h++) {
+            const __m512 scaled = _mm512_mul_ps(sum[h][c], _mm512_set1_ps(scale));
+            _mm512_storeu_ps(out + h * width + c * BLOCK, _mm512_mask_blend_ps(seen, _mm512_set1_ps(-INFINITY), scaled));
+        }
+    }
+}
+
+/* The same for all blocks of a stretch, some at one time: the sums of one block would wait for each other. */
+INLINE void score(const int heads, const bf16 *q, int64_t size, const Stretch *s, float scale, float *out, int64_t width) {
+    const int64_t start = s->first / BLOCK, count = blocks(s);
+    for (int64_t b = 0; b < count; b += WIDE, out += WIDE * BLOCK)
+        switch (count - b) {
+            case 1: score_blocks(heads, 1, q, size, s, start + b, scale, out, width); break;
+            case 2: score_blocks(heads, 2, q, size, s, start + b, scale, out, width); break;
+            case 3: score_blocks(heads, 3, q, size, s, start + b, scale, out, width); break;
+            default: score_blocks(heads, WIDE, q, size, s, start + b, scale, out, width);
+        }
 }
 
 /* Add weights @ values of a stretch to out [heads, D] float32, 64 dimensions (fewer at the end) at a time. */

@@ -1,12 +1,14 @@
-/* Linear layers over few rows, in bfloat16 on a processor with AVX-512 BF16: [rows, size] with a weight [columns, size]
- * that stays the same for many calls and is therefore put into the order in which it is read.
+/* Linear layers in bfloat16 on a processor with AVX-512 BF16: [rows, size] with a weight [columns, size] that has been put
+ * into the order in which it is read.
  *
  * A decode step has as many rows as answers, too few to be multiplied at the rate of large matrices by a library that
  * treats both factors alike: here the rows stay in the nearest cache, and the weight flows by once, the next piece of it
- * fetched from memory while the last is multiplied. A row's result does not depend on what other rows there are.
+ * fetched from memory while the last is multiplied. The thousands of rows of training do as well. A row's result does not
+ * depend on what other rows there are.
  *
  * Packed weights: [panels, size / 2, 64, 2], 64 columns to a panel, two inputs of a column together; what a last panel has
- * too many is not read. Sizes are even, columns multiples of 16. Nothing is checked here; library.py does that.
+ * too many is computed from whatever is there and not written. Sizes are even, columns multiples of 16. Nothing is checked
+ * here; library.py does that.
  */
 #include <omp.h>
 

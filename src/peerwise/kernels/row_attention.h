@@ -117,13 +117,6 @@ INLINE int64_t lowest(const Row *row, int64_t position, int64_t begin) {
     return row->window > 0 ? most(0, position - row->window + 1 - begin) : 0;
 }
 
-INLINE __mmask16 between(int64_t first, int64_t low, int64_t end) {
-    const __m512i lanes = _mm512_add_epi32(_mm512_set1_epi32((int)first),
-                                           _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
-    return _mm512_cmpge_epi32_mask(lanes, _mm512_set1_epi32((int)low)) &
-           _mm512_cmplt_epi32_mask(lanes, _mm512_set1_epi32((int)end));
-}
-
 INLINE int64_t place_of(const Row *row, int64_t group, int64_t segment) {
     int64_t place = 0;
     for (int64_t s = row->first[group]; s < segment; s++) place += up(row->offsets[s + 1] - row->offsets[s], SIDE);
