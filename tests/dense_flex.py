@@ -26,6 +26,7 @@ def dense_flex(
     scale: float,
     enable_gqa: bool = False,
     return_aux: AuxRequest | None = None,
+    kernel_options: Any = None,
 ) -> Any:
     """[B, H, Q, D], [B, K, S, D] twice -> [B, H, Q, D], and with `return_aux` the log-sums [B, H, Q]."""
     assert (q.shape[2], k.shape[2]) == block_mask.seq_lengths

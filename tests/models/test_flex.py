@@ -208,13 +208,14 @@ def test_other_lengths_windows_and_layers_are_not_compiled_again(traced):
 
     assert attend([(200, (50, 60))], None) > 0
     # Longer, shorter, a multiple of 128, no answers, many groups, a window and another.
-    rows = [[(300, (200, 90, 1))], [(129, ())], [(128, (64, 64))], [(9, (30, 2))] * 7, [(400, (5000,))]]
+    rows = [[(300, (200, 90, 1))], [(129, ())], [(128, (64, 64))], [(9, (30, 2))] * 7, [(400, (500,))]]
     assert [attend(row, window) for row in rows for window in (None, 16, 33)] == [0] * 15
     # A row of one tile is another program, once.
     assert attend([(20, (5, 6))], None) > 0
     assert attend([(3, (1, 1, 1))], 2) == 0
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_the_definition_used_here_is_torchs(softcap):
     torch.manual_seed(1)

@@ -165,6 +165,7 @@ def test_torch_compiles_once_for_a_number_of_branches_whatever_lengths_room_and_
         torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_the_definition_used_here_is_torchs(softcap):
     torch.manual_seed(2)

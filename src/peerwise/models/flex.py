@@ -54,16 +54,25 @@ def kernel() -> Callable[..., Any]:
     dtype, a scale, a soft cap, a number of branches. Past its limit of programs torch would go on uncompiled, with all
     scores in memory at one time: `fullgraph` makes an error of that.
     """
-    program = torch.compile(flex_attention, dynamic=True, fullgraph=True, recompile_limit=64, isolate_recompiles=True)
+    program = torch.compile(flex_attention, dynamic=True, fullgraph=True)
     # Dynamic is for lengths: scale and soft cap as inputs of a program are what torch fails to compile.
-    decorated: Callable[..., Any] = torch._dynamo.config.patch(specialize_float=True)(program)
-    return decorated
+    settings = torch._dynamo.config.patch(specialize_float=True, recompile_limit=64)
+    configured: Callable[..., Any] = settings(program)
+    return configured
 
 
 def attend_row(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, rule: AttentionRule) -> Tensor:
     """[1, H, N, D], [1, K, N, D] twice -> [1, H, N, D], with `row_blocks` of the rule's window."""
     out: Tensor = kernel()(
-        q, k, v, score_mod=_squash(rule.softcap), block_mask=blocks, scale=rule.scale, enable_gqa=True
+        q,
+        k,
+        v,
+        score_mod=_squash(rule.softcap),
+        block_mask=blocks,
+        scale=rule.scale,
+        enable_gqa=True,
+        # Left to itself torch takes the kernel of decode steps for short rows, whose tiles are then too large for it.
+        kernel_options={"BACKEND": "TRITON"},
     )
     return out
 
@@ -127,6 +136,7 @@ def attend_slots(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, rule: Atten
         block_mask=blocks,
         scale=rule.scale,
         return_aux=AuxRequest(lse=True),
+        kernel_options={"BACKEND": "TRITON_DECODE"},
     )
     return out, sums.lse
 

@@ -101,7 +101,7 @@ class SharedPromptAttention(AttentionPlan):
             self._blocks[window] = flex.row_blocks(*self._intervals(window), self.device)
         return self._blocks[window]
 
-    def _intervals(self, window: int | None) -> tuple[NDArray[np.int64], ...]:
+    def _intervals(self, window: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """What each token sees, as places in the row, [N] each: its prompt from .. to before .., itself from ..
 
         A window counts positions, and an answer's go on from its prompt's.
