@@ -127,6 +127,14 @@ def test_rows_with_nuclei_of_different_width_do_not_disturb_each_other():
     assert logprobs.tolist() == pytest.approx([0.0, -math.log(500)], abs=1e-4)
 
 
+@pytest.mark.parametrize("how", [{}, {"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.9, "top_k": 5, "min_p": 0.1}])
+def test_off_the_cpu_nothing_asks_for_a_number_before_all_is_done(how):
+    # Tensors of the meta device have shapes and no numbers: asking one for its truth or value raises.
+    logits, points = torch.empty(3, 1000, device="meta"), torch.empty(3, dtype=torch.float64, device="meta")
+    tokens, logprobs = draw(logits, points, temperature=0.7, **how)
+    assert tokens.shape == logprobs.shape == (3,)
+
+
 @pytest.mark.parametrize("size", [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 77])
 def test_one_hot_logits_give_their_token_with_certainty_at_any_vocabulary_size(size):
     for hot in {0, size // 2, size - 1}:

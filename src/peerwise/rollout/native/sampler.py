@@ -1,7 +1,8 @@
 """From logits and one uniform number per row to a token and its log-prob. Knows nothing of models or batches.
 
-The vocabulary is never sorted and no vocabulary-wide noise is drawn: a token is where the cumulative distribution
-passes the uniform number, found in two small steps (block, then token in the block).
+The vocabulary is not sorted, but for top_p on a GPU, and no vocabulary-wide noise is drawn: a token is where the
+cumulative distribution passes the uniform number, found in two small steps (block, then token in the block). On a GPU
+nothing here waits for it.
 
 Shapes: n rows, V vocabulary.
 """
@@ -53,10 +54,11 @@ def _above(logits: Tensor, min_p: float) -> Tensor:
 def _truncate(logits: Tensor, top_p: float, top_k: int) -> tuple[Tensor, Tensor]:
     """The likeliest logits in falling order, -inf outside the nucleus, and their tokens: both [n, k].
 
-    Without top_k, k starts small and grows until the nucleus is covered in every row.
+    Without top_k, k starts small and grows until the nucleus is covered in every row. On a GPU sorting all is cheaper
+    than to wait for the answer whether it is.
     """
     vocabulary = logits.shape[-1]
-    k = min(top_k or FIRST_TOP, vocabulary)
+    k = min(top_k or (FIRST_TOP if logits.is_cpu else vocabulary), vocabulary)
     while True:
         kept, tokens = logits.topk(k, dim=-1)
         total = (kept if top_k else logits).logsumexp(-1, keepdim=True)
