@@ -112,6 +112,17 @@ def test_a_linear_layer_in_training_has_the_gradients_of_the_definition(bias):
         _assert_close(layer.bias.grad, grads.sum(0), 64)
 
 
+def test_a_frozen_linear_layer_keeps_no_input():
+    layer, kept = _layer(96, 64), []
+    layer.weight.requires_grad_(False)
+    x = _random(7, 64).requires_grad_()
+    pack = lambda saved: (kept.append(saved.shape), saved)[1]  # noqa: E731
+    with fused_blocks(layer), torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        layer(x).backward(_random(7, 96, seed=3))
+    assert kept == [layer.weight.shape]
+    assert x.grad is not None
+
+
 @pytest.mark.parametrize("layer", [_layer(40, 64), _layer(64, 24)], ids=["columns not by 16", "inputs not by 32"])
 def test_other_sizes_are_left_to_torch(layer):
     x = _random(4, layer.in_features)

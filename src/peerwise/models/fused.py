@@ -114,7 +114,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        # A frozen weight asks for no input: beside adapters those of all layers would be kept for nothing.
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         return _times(x, weight, bias)
 
     @staticmethod
