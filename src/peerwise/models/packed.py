@@ -1,7 +1,7 @@
 """Linear layers with weights in the layout that is multiplied fastest, for the time of a generation.
 
-On a CPU each bfloat16 product would otherwise re-order its weight again, which at decode sizes costs about a third of
-it. Inference only: a packed weight is a copy, and is thrown away before the weights it was made of change.
+On a CPU each product would otherwise re-order its weight again, which at decode sizes costs a good part of it.
+Inference only: a packed weight is a copy, and is thrown away before the weights it was made of change.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Product:
 
 @contextmanager
 def packed_linears(module: nn.Module) -> Iterator[None]:
-    """Within the block every plain bfloat16 CPU linear layer in the module multiplies with a packed weight.
+    """Within the block every plain linear layer in the module that is packable multiplies with a packed weight.
 
     Layers of other types (adapters), dtypes or devices stay as they are, and so do all of them where torch was built
     without oneDNN.
@@ -73,9 +73,13 @@ def packed_linears(module: nn.Module) -> Iterator[None]:
 
 
 def packable(layer: nn.Linear) -> bool:
-    """Whether oneDNN has a layout of its own for the layer's weight."""
-    on_cpu = layer.weight.is_cpu and layer.weight.dtype == torch.bfloat16
-    return on_cpu and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    """Whether a layout of the weight's own is multiplied faster: bfloat16 on a CPU, and float32 where there is AVX-512,
+    which the library that torch multiplies plain float32 with does not use on every processor that has it.
+    """
+    if not layer.weight.is_cpu or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    dtype = layer.weight.dtype
+    return dtype == torch.bfloat16 or (dtype == torch.float32 and torch.cpu._is_avx512_supported())
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
