@@ -140,8 +140,8 @@ class Refusing(Rerun):
     ("kind", "reason"), [(Refusing, "when stream is capturing"), (Traced, "get value out of a tracing tensor")]
 )
 def test_a_model_that_cannot_be_recorded_goes_on_without_and_it_is_said_once(kind, reason, caplog):
-    model, recorder = tiny("llama"), kind()
-    if kind is Traced:  # a model that looks at its own numbers
+    model, recorder = tiny("gemma"), kind()  # one that runs through its own modules
+    if kind is Traced:  # it looks at its own numbers
         model.model.layers[1].register_forward_hook(lambda _, inputs, out: out * float(out.abs().max() >= 0))
     made = with_recorder(model, recorder, ENDS, max_branches=5)
     params = SamplingParams(max_new_tokens=12)
