@@ -18,7 +18,7 @@
 #define TALL 252   /* rows of one task at most, a multiple of HIGH: their sums stay on its stack between pieces */
 
 typedef struct {
-    int64_t rows, pairs, columns;
+    int64_t pairs, columns;
     const uint32_t *x;      /* [rows, pairs] */
     const __m512i *weights; /* [panels, pairs, WIDE] */
     const bf16 *bias;       /* [columns] or null */
@@ -91,7 +91,7 @@ static void task(const Product *p, int64_t panel, int64_t from, int64_t to) {
 /* out = x @ weight.T + bias, then plus added; or, gated, silu of a panel's first 32 columns times its last 32. */
 void product(int64_t rows, int64_t size, int64_t columns, const bf16 *x, const bf16 *weights, const bf16 *bias,
              const bf16 *added, int64_t gated, bf16 *out) {
-    const Product p = {rows, size / 2, columns, (const uint32_t *)x, (const __m512i *)weights, bias, added, gated, out};
+    const Product p = {size / 2, columns, (const uint32_t *)x, (const __m512i *)weights, bias, added, gated, out};
     const int64_t panels = (columns + WIDE * LANES - 1) / (WIDE * LANES), blocks = (rows + HIGH - 1) / HIGH;
     /* Few panels share badly among threads: their rows are then divided too, until each thread has about eight tasks. */
     const int64_t wanted = (8 * omp_get_max_threads() + panels - 1) / panels, least = (rows + TALL - 1) / TALL;

@@ -87,7 +87,7 @@ static void forward_group(const Row *row, int64_t group, int64_t kv_head, Rows q
         const int64_t prompt = s == first ? 0 : offsets[first + 1] - offsets[first];
         for (int64_t head = kv_head * repeat; head < (kv_head + 1) * repeat; head++)
             for (int64_t at = 0; at < count; at += HIGH) {
-                const Block b = {s, offsets[s], at, least(HIGH, count - at), prompt + at, prompt};
+                const Block b = {offsets[s], at, least(HIGH, count - at), prompt + at, prompt};
                 forward_rows(row, &f, b.queries, q, head, &b, f.keys + place, f.values + place, out, log_sums);
             }
     }

@@ -106,10 +106,10 @@ static void pack_tokens(Rows x, int64_t token, int64_t head, int64_t count, int6
         }
 }
 
-/* What the tokens of a segment see: keys low .. of the prompt, if they are an answer's, and their own. `queries` tokens
- * from place `at` of the segment on, which are at position `position` and later. */
+/* `queries` tokens of the segment that begins at `start`, from place `at` of it on; the first is at position `position`.
+ * They see `prompt` tokens of the prompt, none where they are its own, and their segment up to themselves. */
 typedef struct {
-    int64_t segment, start, at, queries, position, prompt;
+    int64_t start, at, queries, position, prompt;
 } Block;
 
 /* The first key of a stretch that begins at position `begin` that a query at `position` may see. */

@@ -121,7 +121,7 @@ static void backward_group(const Row *row, int64_t group, int64_t kv_head, Rows 
         const int64_t prompt = s == first ? 0 : offsets[first + 1] - offsets[first];
         for (int64_t head = kv_head * repeat; head < (kv_head + 1) * repeat; head++)
             for (int64_t at = 0; at < count; at += SIDE) {
-                const Block b = {s, offsets[s], at, least(SIDE, count - at), prompt + at, prompt};
+                const Block b = {offsets[s], at, least(SIDE, count - at), prompt + at, prompt};
                 backward_block(row, &g, &b, head, q, k, v, out, grad, log_sums, offsets[first], place, dq);
             }
     }
