@@ -1,25 +1,30 @@
-"""What keeping freed memory saves: supervised steps and sampling with and without `cli.process.keep_freed_memory`.
+"""What a command's settings of glibc's allocator save (`cli.process`): seconds and peak memory, sampling and training.
 
     python benchmarks/allocator.py
 
-Each variant runs in a process of its own, because the setting cannot be taken back; they take turns, and medians of
-the seconds are printed as JSON.
+Variants: "plain" as the C library comes, "keep" with freed memory kept, "commands" with that and without the thread's
+cache, as the commands run. Each works in a process of its own, because the settings cannot be taken back; they take
+turns, and medians are printed as JSON.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import statistics
 import subprocess
 import sys
 import time
 
-ROUNDS = 3
+ROUNDS = 2
 
 
-def measure(keep: bool) -> dict[str, float]:
-    """Median seconds of one supervised step on 16 examples and of sampling 8 x 8 answers of 32 tokens."""
-    from peerwise.cli.process import keep_freed_memory
+def measure(variant: str) -> dict[str, float]:
+    """Median seconds of one supervised step on 32 examples and of sampling 8 x 8 answers of 32 tokens; peak GiB."""
+    from peerwise.cli.process import keep_freed_memory, start_without_thread_cache
+
+    if variant == "commands":
+        start_without_thread_cache()
     from peerwise.models.load import load
     from peerwise.rollout.base import Request, SamplingParams
     from peerwise.rollout.native.engine import NativeEngine
@@ -27,31 +32,32 @@ def measure(keep: bool) -> dict[str, float]:
     from peerwise.train.likelihood import imitation_step
     from peerwise.train.optimizer import MasterWeights, Optimizer
 
-    if keep:
+    if variant != "plain":
         keep_freed_memory()
     policy = load("smollm2-135m-instruct")
-    problems = load_task("arithmetic", params={"size": 64}, held_out=16).train.problems[:16]
+    problems = load_task("arithmetic", params={"size": 64}, held_out=16).train.problems[:32]
     examples = [(policy.prompt_ids(p.messages), policy.answer_ids(p.solution or "")) for p in problems]
     optimizer = Optimizer(MasterWeights(policy.model), betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, max_norm=1.0)
     engine = NativeEngine(policy.model, decode=policy.decode, end_ids=frozenset())
     requests = [Request(prompt_ids=prompt, keys=tuple(range(8))) for prompt, _ in examples[:8]]
     seconds: dict[str, list[float]] = {"supervised step": [], "sampling": []}
-    for _ in range(6):
+    for _ in range(4):
         started = time.perf_counter()
-        imitation_step(policy, examples, optimizer, learning_rate=1e-6, micro_batch_tokens=8192)
+        imitation_step(policy, examples, optimizer, learning_rate=1e-6, micro_batch_tokens=2048)
         trained = time.perf_counter()
         engine.generate(requests, SamplingParams(max_new_tokens=32))
         seconds["supervised step"].append(trained - started)
         seconds["sampling"].append(time.perf_counter() - trained)
-    return {name: statistics.median(times[2:]) for name, times in seconds.items()}
+    medians = {f"{name}, seconds": statistics.median(times[1:]) for name, times in seconds.items()}
+    return {**medians, "peak GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
 
 def main() -> None:
-    """Without arguments: both variants in turn. With "keep" or "return": one of them."""
+    """Without arguments: all variants in turn. With the name of one: that one."""
     if len(sys.argv) > 1:
-        print(json.dumps(measure(sys.argv[1] == "keep")))
+        print(json.dumps(measure(sys.argv[1])))
         return
-    found: dict[str, list[dict[str, float]]] = {"keep": [], "return": []}
+    found: dict[str, list[dict[str, float]]] = {"plain": [], "keep": [], "commands": []}
     for _ in range(ROUNDS):
         for variant, results in found.items():
             out = subprocess.run([sys.executable, __file__, variant], capture_output=True, text=True, check=True)
@@ -60,8 +66,7 @@ def main() -> None:
         variant: {name: statistics.median(result[name] for result in results) for name in results[0]}
         for variant, results in found.items()
     }
-    saved = {name: 1 - medians["keep"][name] / medians["return"][name] for name in medians["keep"]}
-    print(json.dumps({"seconds": medians, "share saved": saved}, indent=1))
+    print(json.dumps(medians, indent=1))
 
 
 if __name__ == "__main__":

@@ -80,10 +80,11 @@ def measure(name: str, *, keep: bool) -> int:
     """Two updates as the setting says; bytes at the peak beyond those before."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from peerwise.cli.process import keep_freed_memory
+    from peerwise.cli.process import keep_freed_memory, start_without_thread_cache
     from peerwise.models.load import load
 
     if keep:
+        start_without_thread_cache()
         keep_freed_memory()
     recipe = loads("", recipe_of(name)[1])
     tiny = LlamaConfig(
@@ -161,7 +162,7 @@ def main() -> None:
     """All settings, or one in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setting", choices=SETTINGS, help="one, in this process: prints the measured bytes")
-    parser.add_argument("--keep", action="store_true", help="with `cli.process.keep_freed_memory`, as commands run")
+    parser.add_argument("--keep", action="store_true", help="the allocator set as the commands set it")
     parser.add_argument("--json", action="store_true", help="one line")
     options = parser.parse_args()
     if options.setting:

@@ -89,6 +89,11 @@ def busy_seconds() -> tuple[float, float]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """One row: some steps of one engine in this process. The first step warms up where there are several."""
+    if options.engine == "peerwise":
+        # As the commands run. TRL's process is left as its users find it.
+        from peerwise.cli.process import start_without_thread_cache
+
+        start_without_thread_cache()
     import torch
 
     from step_engines import ENGINES

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Sequence
 
 from peerwise import __version__
+from peerwise.cli.process import start_without_thread_cache
 from peerwise.errors import PeerwiseError, RequestError, nearest
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -29,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "grade": ("peerwise.cli.grade", "grade the answers in a file against its gold answers"),
 }
 """Command -> (its module, the module's SUMMARY)."""
+WITH_A_MODEL = ("train", "eval", "sample")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             # A terminal that cannot show a character gets its number; an answer in Chinese is no reason to fail.
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and words and words[0] in WITH_A_MODEL:
+        start_without_thread_cache()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
