@@ -17,12 +17,13 @@ from drawing import (
     engine,
     first_tokens,
 )
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from peerwise.errors import ModelError
 from peerwise.rollout.base import SamplingParams
 from peerwise.rollout.native.engine import NativeEngine
 from peerwise.rollout.transformers import TransformersGenerator
-from tiny_models import END, tiny, tiny_policy
+from tiny_models import END, VOCABULARY, tiny, tiny_policy
 
 
 def state_of(model: PreTrainedModel) -> tuple[object, ...]:
@@ -109,3 +110,35 @@ def test_the_policys_own_tokenizer_decodes_the_answer_without_its_end():
     ((found,),) = made.generate(asked(PROMPTS[:1], 1), GREEDY)
     assert found.text == policy.tokenizer.decode(list(found.token_ids), skip_special_tokens=True)
     assert len(found.token_ids) == 4
+
+
+def test_a_model_with_attention_sinks_is_refused_with_what_is_still_possible_and_that_is_possible():
+    config = AutoConfig.for_model(
+        "gpt_oss",
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        initializer_range=0.25,
+        max_position_embeddings=512,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    requests = asked(PROMPTS[:1], 2)
+    with pytest.raises(ModelError, match=r"attention sinks.*--engine transformers"):
+        engine(model).generate(requests, GREEDY)
+    made = TransformersGenerator(model, decode=as_text, end_ids=frozenset([END]))
+    ((found, _),) = made.generate(requests, GREEDY)
+    ids = torch.tensor([[*requests[0].prompt_ids, *found.token_ids]])
+    with torch.no_grad():
+        table = model(input_ids=ids).logits[0].log_softmax(-1)
+    first = len(requests[0].prompt_ids) - 1
+    for place, (token, logprob) in enumerate(zip(found.token_ids, found.logprobs, strict=True)):
+        assert int(table[first + place].argmax()) == token
+        assert logprob == pytest.approx(float(table[first + place, token]), abs=1e-4)

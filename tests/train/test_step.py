@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from peerwise.algo.advantage import group_advantages
 from peerwise.algo.presets import PRESETS, Method
 from peerwise.models.load import Policy, load
 from peerwise.models.lora import Reference, add_lora
 from peerwise.records import Completion, Group, Problem, Score
+from peerwise.rollout.base import Request, SamplingParams, sample_key
+from peerwise.rollout.native.engine import NativeEngine
 from peerwise.train.likelihood import imitation_step
 from peerwise.train.optimizer import MasterWeights, Optimizer
 from peerwise.train.step import policy_step
@@ -176,6 +180,60 @@ def test_both_updates_follow_the_naive_loss_against_the_policy_that_sampled(tiny
     # The second update must have something to clip, or it would not tell the two policies apart.
     assert metrics["ratio/clipped_low"] > 0
     assert metrics["ratio/clipped_high"] > 0
+
+
+def test_the_learning_curve_is_that_of_plain_training(tiny_policy: Build, tiny: Any) -> None:
+    """Sharing prompts, packing, chunks and micro-batches change no step: ten of them sample, earn and move alike."""
+    method = Method(scale="group", aggregation="sequence", clip_low=0.2, clip_high=0.2, kl_coefficient=0.04)
+    policy, plain = tiny_policy(), tiny("llama")
+    ours = Optimizer(MasterWeights(policy.model), betas=(0.9, 0.99), eps=1e-4, weight_decay=0.0, max_norm=1.0)
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.01, betas=(0.9, 0.99), eps=1e-4, weight_decay=0.0)
+    reference, frozen = Reference(policy.model), copy.deepcopy(plain)
+    curve = []
+    for number in range(10):
+        groups, same = (sampled_groups(model, number) for model in (policy.model, plain))
+        drawn, again = ([c.token_ids for group in of for c in group.completions] for of in (groups, same))
+        assert drawn == again
+        rewards = [list(group.rewards) for group in groups]
+        curve.append(statistics.mean(r for row in rewards for r in row))
+        policy_step(
+            policy,
+            groups,
+            group_advantages(torch.tensor(rewards), scale="group", baseline="group"),
+            ours,
+            method=method,
+            learning_rate=0.01,
+            temperature=1.0,
+            max_new_tokens=6,
+            micro_batch_tokens=29,
+            reference=reference,
+        )
+        advantages = [[(r - statistics.mean(row)) / statistics.pstdev(row) for r in row] for row in rewards]
+        theirs.zero_grad()
+        naive_gradient(plain, copy.deepcopy(plain), frozen, same, torch.tensor(advantages), method, 1.0)
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        theirs.step()
+    assert curve[-1] > curve[0] + 0.2, curve
+    assert_close(dict(policy.model.named_parameters()), dict(plain.named_parameters()), 1e-3)
+
+
+def sampled_groups(model: PreTrainedModel, step: int) -> list[Group]:
+    """Eight answers of six tokens to each of two prompts; the share of even tokens is the reward."""
+    engine = NativeEngine(model, decode=str, end_ids=frozenset({1}))
+    prompts = [(5, 6, 7, 8), (9, 4)]
+    keys = [tuple(sample_key(0, step, str(prompt), i) for i in range(8)) for prompt in prompts]
+    requests = [Request(prompt_ids=prompt, keys=of) for prompt, of in zip(prompts, keys, strict=True)]
+    return [
+        Group(
+            problem=Problem(id=str(prompt), task="t", messages=(), answer=""),
+            prompt_ids=prompt,
+            completions=answers,
+            scores=tuple(
+                Score(total=sum(t % 2 == 0 for t in a.token_ids) / len(a.token_ids), correct=False) for a in answers
+            ),
+        )
+        for prompt, answers in zip(prompts, engine.generate(requests, SamplingParams(max_new_tokens=6)), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("budget", [1, EVERYTHING])

@@ -22,6 +22,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from peerwise.errors import ModelError
 
 NAME = "peerwise"
+UNUSABLE = (
+    ", so this architecture can be neither trained nor sampled from by the native engine; "
+    "`peerwise eval --engine transformers` can still measure it"
+)
 
 
 class AttentionPlan(Protocol):
@@ -59,11 +63,10 @@ def _attention(
 ) -> tuple[Tensor, None]:
     if plan is None:
         raise ModelError(
-            f"{type(module).__name__} did not hand the attention plan on to its attention function; "
-            "this architecture cannot be used with the native engine"
+            f"{type(module).__name__} did not hand the attention plan on to its attention function{UNUSABLE}"
         )
     if ignored.get("s_aux") is not None or ignored.get("position_bias") is not None:
-        raise ModelError(f"{type(module).__name__} uses attention sinks or a position bias, which is not supported")
+        raise ModelError(f"{type(module).__name__} uses attention sinks or a position bias{UNUSABLE}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rule = AttentionRule(scale, sliding_window, softcap)
     out = plan.attend(int(module.layer_idx), query, key, value, rule)  # type: ignore[arg-type]

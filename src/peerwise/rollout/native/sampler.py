@@ -37,11 +37,12 @@ def draw(
         return top.indices, top.values - logits.logsumexp(-1)
     if temperature != 1.0:
         logits = logits / temperature
-    if top_p >= 1.0 and top_k <= 0:
+    if top_k > 0:
+        kept, tokens = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
+        return _from_nucleus(kept, tokens, uniforms, kept.logsumexp(-1, keepdim=True), top_p, min_p)[:2]
+    if top_p >= 1.0:
         return _invert(_above(logits, min_p), uniforms)
-    kept, tokens = _truncate(logits, top_p, top_k)
-    place, logprobs = _invert(_above(kept, min_p), uniforms)
-    return tokens.gather(1, place[:, None])[:, 0], logprobs
+    return _from_likeliest(logits, uniforms, top_p, min_p)
 
 
 def _above(logits: Tensor, min_p: float) -> Tensor:
@@ -51,24 +52,44 @@ def _above(logits: Tensor, min_p: float) -> Tensor:
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(min_p), float("-inf"))
 
 
-def _truncate(logits: Tensor, top_p: float, top_k: int) -> tuple[Tensor, Tensor]:
-    """The likeliest logits in falling order, -inf outside the nucleus, and their tokens: both [n, k].
+def _from_likeliest(logits: Tensor, uniforms: Tensor, top_p: float, min_p: float) -> tuple[Tensor, Tensor]:
+    """A draw from the nucleus, looked for among a few of the likeliest tokens, and among more in rows it is wider in.
 
-    Without top_k, k starts small and grows until the nucleus is covered in every row. On a GPU sorting all is cheaper
-    than to wait for the answer whether it is.
+    On a GPU sorting all is cheaper than to wait for the answer which rows these are.
     """
     vocabulary = logits.shape[-1]
-    k = min(top_k or (FIRST_TOP if logits.is_cpu else vocabulary), vocabulary)
-    while True:
-        kept, tokens = logits.topk(k, dim=-1)
-        total = (kept if top_k else logits).logsumexp(-1, keepdim=True)
-        mass = torch.exp(kept - total).double()
-        covered = mass.cumsum(-1)
-        if top_k or k == vocabulary or bool((covered[:, -1] >= top_p).all()):
-            break
+    total = logits.logsumexp(-1, keepdim=True)
+    k = min(FIRST_TOP, vocabulary) if logits.is_cpu else vocabulary
+    tokens, logprobs, covered = _from_nucleus(*logits.topk(k, dim=-1), uniforms, total, top_p, min_p)
+    if k == vocabulary:
+        return tokens, logprobs
+    wide = (~covered).nonzero()[:, 0]
+    while len(wide) and k < vocabulary:
         k = min(4 * k, vocabulary)
+        tokens[wide], logprobs[wide], covered = _from_nucleus(
+            *logits[wide].topk(k, dim=-1), uniforms[wide], total[wide], top_p, min_p
+        )
+        wide = wide[~covered]
+    return tokens, logprobs
+
+
+def _from_nucleus(
+    kept: Tensor, tokens: Tensor, uniforms: Tensor, total: Tensor, top_p: float, min_p: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A draw from the nucleus within the likeliest logits, and whether these cover it.
+
+    Args:
+        kept, tokens: [n, k] in falling order.
+        total: [n, 1] log of the sum of exp over all logits that count.
+    Returns:
+        tokens [n], log-probs [n], and [n] False where the nucleus goes on beyond the k.
+    """
+    mass = torch.exp(kept - total).double()
+    covered = mass.cumsum(-1)
     # A token belongs to the nucleus when those before it do not yet cover top_p; the first always does.
-    return kept.masked_fill(covered - mass >= top_p, float("-inf")), tokens
+    nucleus = kept.masked_fill(covered - mass >= top_p, float("-inf"))
+    place, logprobs = _invert(_above(nucleus, min_p), uniforms)
+    return tokens.gather(1, place[:, None])[:, 0], logprobs, covered[:, -1] >= top_p
 
 
 def _invert(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
