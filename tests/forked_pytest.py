@@ -1,8 +1,8 @@
 """Runs pytest against copies of the package, each run in a fork of a process that has torch loaded already.
 
 Reads one JSON object a line from stdin: `root` (the folder that holds the copy of peerwise), `log` (file for the
-output) and `arguments` (of pytest); answers each with the exit code on a line of stdout. It must not import peerwise
-itself: a fork takes the package from its own root.
+output), `limit` (seconds after which the run is killed) and `arguments` (of pytest); answers each with the exit code on
+a line of stdout. It must not import peerwise itself: a fork takes the package from its own root.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ import transformers.models.gemma2.modeling_gemma2
 import transformers.models.llama.modeling_llama
 import transformers.models.mistral.modeling_mistral  # noqa: F401
 
-LIMIT = 60
-"""Seconds after which a run is killed; a planted fault may be an endless loop."""
 
-
-def run(root: str, log: str, arguments: list[str]) -> None:
+def run(root: str, log: str, limit: int, arguments: list[str]) -> None:
     """In the fork: never returns."""
-    signal.alarm(LIMIT)
+    signal.alarm(limit)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -48,5 +45,5 @@ if __name__ == "__main__":
         request = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            run(request["root"], request["log"], request["arguments"])
+            run(request["root"], request["log"], request["limit"], request["arguments"])
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)

@@ -1119,7 +1119,9 @@ class Runner:
         log = copy / "log"
         # No plugin options of the project (they may ask for workers), no writes beside the tests.
         options = ["-x", "-q", "--tb=line", "-rf", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        request = {"root": str(copy), "log": str(log), "arguments": [*options, *tests]}
+        # A planted fault may be an endless loop; all tests in one run take a minute on a slow machine.
+        limit = 60 if len(tests) == 1 else 600
+        request = {"root": str(copy), "log": str(log), "limit": limit, "arguments": [*options, *tests]}
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(request) + "\n")

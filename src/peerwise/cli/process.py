@@ -35,7 +35,7 @@ def start_without_thread_cache() -> None:
     it is free, and the next tensor of that size goes somewhere else. `benchmarks/allocator.py` measures what this
     saves. The setting is read when a process starts, and there only: the environment is as it was afterwards.
     """
-    if _BEFORE in os.environ:
+    if _BEFORE in os.environ:  # the second start
         before = os.environ.pop(_BEFORE)
         os.environ.pop("GLIBC_TUNABLES", None)
         if before:
