@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from peerwise.cli.main import WITH_A_MODEL
+from peerwise.cli import main as cli
+from peerwise.cli.main import COMMANDS, WITH_A_MODEL
 
 PROGRAM = """
 import json, os, sys
@@ -54,6 +55,18 @@ def test_a_size_of_the_cache_that_somebody_chose_is_left_alone() -> None:
 
 @glibc
 @pytest.mark.parametrize("command", WITH_A_MODEL)
-def test_commands_with_a_model_start_anew_and_say_what_they_say(command: str) -> None:
+def test_commands_with_a_model_say_what_they_say_after_starting_anew(command: str) -> None:
     done = subprocess.run([sys.executable, "-m", "peerwise", command, "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith(f"usage: peerwise {command}") and not done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_only_the_process_of_a_command_with_a_model_starts_anew(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[None] = []
+    monkeypatch.setattr(cli, "start_without_thread_cache", lambda: starts.append(None))
+    monkeypatch.setattr(sys, "argv", ["peerwise", command, "--help"])
+    cli.main()
+    assert len(starts) == (command in ("train", "eval", "sample"))
+    # Called with words it is somebody else's process.
+    cli.main([command, "--help"])
+    assert len(starts) == (command in ("train", "eval", "sample"))
