@@ -27,7 +27,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 test: lint
-	HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n auto --maxprocesses 8
 
 # vLLM pins transformers below what peerwise asks for, so peerwise goes in without its dependencies, which come before
 # it. What vLLM's wheel brings for images and sound was built for another torch.

@@ -30,7 +30,8 @@ def measure(variant: str) -> dict[str, float]:
     from peerwise.rollout.native.engine import NativeEngine
     from peerwise.tasks.base import load_task
     from peerwise.train.likelihood import imitation_step
-    from peerwise.train.optimizer import MasterWeights, Optimizer
+    from peerwise.train.masters import MasterWeights
+    from peerwise.train.optimizer import Optimizer
 
     if variant != "plain":
         keep_freed_memory()

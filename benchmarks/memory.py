@@ -112,7 +112,8 @@ def updates(model: Any, recipe: Recipe) -> None:
     from peerwise.models.load import Policy
     from peerwise.models.lora import Reference, add_lora
     from peerwise.recipe.method import method_of
-    from peerwise.train.optimizer import MasterWeights, make_optimizer
+    from peerwise.train.masters import MasterWeights
+    from peerwise.train.optimizer import make_optimizer
     from peerwise.train.step import policy_step
 
     stage = recipe.stage["grpo"]

@@ -137,7 +137,8 @@ def make_update(model: Any, micro_batch_tokens: int) -> Update:
     from peerwise.algo.presets import PRESETS
     from peerwise.cli.process import keep_freed_memory
     from peerwise.models.load import Policy
-    from peerwise.train.optimizer import MasterWeights, Optimizer
+    from peerwise.train.masters import MasterWeights
+    from peerwise.train.optimizer import Optimizer
     from peerwise.train.step import policy_step
 
     class Still(Optimizer):

@@ -28,7 +28,8 @@ from peerwise.records import Group, Message, Problem, Score
 from peerwise.rollout.base import Request, SamplingParams, sample_key
 from peerwise.rollout.native.engine import NativeEngine
 from peerwise.tasks.base import load_task
-from peerwise.train.optimizer import MasterWeights, Optimizer
+from peerwise.train.masters import MasterWeights
+from peerwise.train.optimizer import Optimizer
 from peerwise.train.step import policy_step
 
 LEARNING_RATE = 1e-6

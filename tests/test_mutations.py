@@ -537,9 +537,9 @@ FAULTS = [
     ),
     Fault(
         "a micro-batch's gradient replaces the one before, in bfloat16",
-        "train/optimizer.py",
-        "master.grad += p.grad",
-        "master.grad = p.grad.float()",
+        "train/masters.py",
+        "total += _grad(p)",
+        "total.copy_(_grad(p))",
         OPTIMIZER + "test_gradients_of_a_bfloat16_model_are_summed_in_float32",
     ),
     Fault(
@@ -558,15 +558,15 @@ FAULTS = [
     ),
     Fault(
         "a master keeps only what bfloat16 can tell",
-        "train/optimizer.py",
-        "p.copy_(self.masters[name])",
-        "self.masters[name].copy_(p.copy_(self.masters[name]))",
+        "train/masters.py",
+        "rest.copy_(bits - high.bitwise_left_shift_(16))",
+        "rest.zero_()",
         OPTIMIZER + "test_moves_smaller_than_bfloat16_can_tell_add_up_in_the_master",
     ),
     Fault(
         "a gradient that is not finite moves the weights",
         "train/optimizer.py",
-        "if torch.isfinite(norm):",
+        "if math.isfinite(norm):",
         "if True:",
         STEP + "test_a_batch_that_is_not_finite_leaves_the_policy_as_it_was",
     ),
@@ -703,7 +703,7 @@ FAULTS = [
     Fault(
         "moments in 8 bits begin to count steps again when they are restored",
         "train/optimizer.py",
-        'int(saved["step"])',
+        'int(state["step"])',
         "0",
         OPTIMIZER + "test_a_saved_optimizer_with_moments_in_8_bits_goes_on_bit_by_bit",
     ),

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from peerwise.models.lora import add_lora
 from peerwise.train.checkpoint import State, checkpoints, restore, save
-from peerwise.train.optimizer import MasterWeights, Optimizer
+from peerwise.train.masters import MasterWeights
+from peerwise.train.optimizer import Optimizer
 
 STATE = State(stage="grpo", step=1, stage_steps=2, global_step=1, position=4)
 
@@ -43,7 +44,7 @@ def test_a_tied_bfloat16_model_is_saved_once_in_float32_and_loads_tied(
     assert loaded.dtype == torch.float32
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
     for name, p in loaded.named_parameters():
-        assert torch.equal(p, weights.masters[name]), name
+        assert torch.equal(p, weights.values()[name]), name
 
 
 def test_restoring_gives_masters_moments_and_model_back(tiny_policy: Callable[[str], Any], tmp_path: Path) -> None:
@@ -58,7 +59,8 @@ def test_restoring_gives_masters_moments_and_model_back(tiny_policy: Callable[[s
     ((folder, state),) = checkpoints(tmp_path)
     restore(folder, other, other_weights, other_optimizer)
     assert state == STATE
-    assert all(torch.equal(other_weights.masters[name], p) for name, p in weights.masters.items())
+    found = other_weights.values()
+    assert all(torch.equal(found[name], p) for name, p in weights.values().items())
     assert all(torch.equal(p, q) for p, q in zip(policy.model.parameters(), other.model.parameters(), strict=True))
     before, after = optimizer.state(), other_optimizer.state()
     assert before.keys() == after.keys()
@@ -78,5 +80,5 @@ def test_adapters_are_folded_in_without_rounding(tiny_policy: Callable[[str], An
     for name in changed:
         # W + (alpha / rank) B A with alpha = 2 rank, from the adapters' own masters.
         adapter = name.removesuffix(".weight")
-        a, b = (weights.masters[f"{adapter}.lora_{half}.default.weight"] for half in "AB")
+        a, b = (weights.values()[f"{adapter}.lora_{half}.default.weight"] for half in "AB")
         torch.testing.assert_close(loaded[name], plain[name].float() + 2 * b @ a, rtol=0, atol=1e-7)

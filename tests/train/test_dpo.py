@@ -17,7 +17,8 @@ from peerwise.models.forward import PackedGroup
 from peerwise.records import Completion, Group, Problem, Score
 from peerwise.train.dpo import pairs_of
 from peerwise.train.likelihood import weighted_likelihood
-from peerwise.train.optimizer import MasterWeights, Optimizer
+from peerwise.train.masters import MasterWeights
+from peerwise.train.optimizer import Optimizer
 
 DPO = ["--stage.grpo.method", "dpo", "--dpo.beta", "0.5"]
 

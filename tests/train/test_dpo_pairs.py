@@ -121,12 +121,12 @@ def by_hand(
 @pytest.mark.parametrize("budget", [16, 100, 4096])
 def test_every_step_follows_the_loss_written_out_over_padded_rows(files, tmp_path, pairs, budget):
     stage = opened(files, tmp_path / "run", *words(pairs), "--optimizer.micro-batch-tokens", str(budget))
-    masters, model = stage.optimizer.weights.masters, stage.session.policy.model
+    weights, model = stage.optimizer.weights, stage.session.policy.model
     gradients: list[dict[str, Tensor]] = []
     moving = stage.optimizer.step
 
     def recording(rate: float) -> float:
-        gradients.append({name: p.grad.clone() for name, p in masters.items()})
+        gradients.append({name: gradient.clone() for name, gradient in weights.gradients().items()})
         return moving(rate)
 
     stage.optimizer.step = recording

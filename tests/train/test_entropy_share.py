@@ -12,7 +12,8 @@ from peerwise.algo.presets import PRESETS
 from peerwise.models.attention import NAME, use_attention
 from peerwise.models.forward import PackedGroup, completion_logprobs
 from peerwise.records import Completion, Group, Problem, Score
-from peerwise.train.optimizer import MasterWeights, Optimizer
+from peerwise.train.masters import MasterWeights
+from peerwise.train.optimizer import Optimizer
 from peerwise.train.step import entropy_threshold, policy_step
 
 
@@ -44,7 +45,7 @@ def test_tokens_below_the_threshold_learn_nothing_and_stay_in_the_denominator(ti
     captured: list[torch.Tensor] = []
     weights = MasterWeights(ours.model)
     optimizer = Optimizer(weights, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, max_norm=1e9)
-    optimizer.step = lambda rate: captured.extend(m.grad.clone() for m in weights.masters.values()) or 1.0  # type: ignore
+    optimizer.step = lambda rate: captured.extend(g.clone() for g in weights.gradients().values()) or 1.0  # type: ignore
     advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
     policy_step(
         ours, [group], advantages, optimizer, method=method, learning_rate=1e-3, temperature=1.0, max_new_tokens=8,

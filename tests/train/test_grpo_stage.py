@@ -24,6 +24,7 @@ from peerwise.records import Completion, Group, Problem, Score
 from peerwise.rollout.native.engine import NativeEngine
 from peerwise.train.checkpoint import checkpoints
 from peerwise.train.grpo import Grpo
+from peerwise.train.optimizer import Optimizer
 from tiny_models import tiny_policy
 
 BY_ANSWER = """
@@ -447,14 +448,14 @@ def test_a_divergence_in_the_reward_is_taken_at_the_temperature_of_the_step(file
 
 def test_two_passes_of_two_mini_batches_are_four_optimizer_updates(files, tmp_path, monkeypatch):
     updates = 0
-    original = torch.optim.AdamW.step
+    original = Optimizer.step
 
-    def counted(self: torch.optim.AdamW, *args: Any) -> Any:
+    def counted(self: Optimizer, *args: Any) -> Any:
         nonlocal updates
         updates += 1
         return original(self, *args)
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
+    monkeypatch.setattr(Optimizer, "step", counted)
     for passes, mini_batches in ((1, 1), (2, 1), (1, 2), (2, 2)):
         words = ["--algorithm.updates-per-batch", str(passes), "--algorithm.mini-batches", str(mini_batches)]
         stage = opened(files, tmp_path / f"{passes}-{mini_batches}", *words)

@@ -21,7 +21,8 @@ from peerwise.rollout.base import Request, SamplingParams, sample_key
 from peerwise.rollout.native.engine import NativeEngine
 from peerwise.train.budget import TokenBudget
 from peerwise.train.critic import Critic
-from peerwise.train.optimizer import MasterWeights, Optimizer
+from peerwise.train.masters import MasterWeights
+from peerwise.train.optimizer import Optimizer
 from peerwise.train.step import policy_step
 
 PROMPTS = {(5, 6, token): 10 + (token - 9) % 4 for token in range(10, 14)}

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from peerwise.errors import RequestError
-from peerwise.train.optimizer import MasterWeights, Optimizer
+from peerwise.train.masters import MasterWeights
+from peerwise.train.optimizer import Optimizer
 
 
 class Vector(nn.Module):
@@ -50,7 +51,7 @@ def test_moves_smaller_than_bfloat16_can_tell_add_up_in_the_master() -> None:
         seen.append(model.v[0].item())
     assert seen[0] == 1.0
     assert seen[-1] == 253 / 256
-    assert optimizer.weights.masters["v"].tolist() == pytest.approx([0.99, 0.99], abs=1e-5)
+    assert optimizer.weights.values()["v"].tolist() == pytest.approx([0.99, 0.99], abs=1e-5)
 
 
 def test_gradients_of_a_bfloat16_model_are_summed_in_float32() -> None:
@@ -58,16 +59,15 @@ def test_gradients_of_a_bfloat16_model_are_summed_in_float32() -> None:
     optimizer = optimizer_of(Vector(torch.bfloat16))
     for value in (256.0, 1.0, 1.0):
         give(optimizer, {"v": torch.full((2,), value)})
-    master = optimizer.weights.masters["v"]
-    assert master.grad is not None
-    assert (master.dtype, master.grad.tolist()) == (torch.float32, [258.0, 258.0])
+    found = optimizer.weights.gradients()["v"]
+    assert (found.dtype, found.tolist()) == (torch.float32, [258.0, 258.0])
     assert optimizer.weights.parameters["v"].grad is None
 
 
 def test_a_float32_parameter_is_its_own_master() -> None:
     model = Vector()
     weights = MasterWeights(model)
-    assert weights.masters["v"] is model.v
+    assert weights.values()["v"].data_ptr() == model.v.data_ptr()
     give(optimizer := optimizer_of(model), {"v": torch.tensor([1.0, 2.0])})
     give(optimizer, {"v": torch.tensor([1.0, 2.0])})
     assert model.v.grad is not None
@@ -77,14 +77,14 @@ def test_a_float32_parameter_is_its_own_master() -> None:
 def test_a_frozen_parameter_has_no_master() -> None:
     model = Vector()
     model.m.requires_grad_(False)
-    assert list(MasterWeights(model).masters) == ["v"]
+    assert list(MasterWeights(model).values()) == ["v"]
 
 
 def test_loading_masters_sets_the_rounded_model_too() -> None:
     model = Vector(torch.bfloat16)
     weights = MasterWeights(model)
     weights.load({"v": torch.tensor([0.99, 2.0]), "m": torch.zeros(2, 2)})
-    assert weights.masters["v"].tolist() == pytest.approx([0.99, 2.0])
+    assert weights.values()["v"].tolist() == torch.tensor([0.99, 2.0]).tolist()
     assert model.v.tolist() == [253 / 256, 2.0]
 
 
@@ -139,7 +139,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_forgotten(bad: float
         give(each, {"v": torch.full((2,), -0.5), "m": torch.ones(2, 2)})
         each.step(0.1)
     assert torch.equal(model.v, healthy.v)
-    assert torch.equal(optimizer.weights.masters["m"], other.weights.masters["m"])
+    assert torch.equal(optimizer.weights.values()["m"], other.weights.values()["m"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -154,14 +154,14 @@ def test_a_saved_optimizer_goes_on_bit_by_bit(dtype: torch.dtype) -> None:
         give(optimizer, gradients(number))
         optimizer.step(1e-3)
     again = optimizer_of(resumed)
-    again.weights.load({name: p.detach().clone() for name, p in optimizer.weights.masters.items()})
+    again.weights.load({name: value.clone() for name, value in optimizer.weights.values().items()})
     again.load_state({name: value.clone() for name, value in optimizer.state().items()})
     for each in (optimizer, again):
         for number in range(3, 6):
             give(each, gradients(number))
             each.step(1e-3)
-    for name, master in optimizer.weights.masters.items():
-        assert torch.equal(master, again.weights.masters[name])
+    for name, value in optimizer.weights.values().items():
+        assert torch.equal(value, again.weights.values()[name])
     assert optimizer.state().keys() == again.state().keys()
     assert all(torch.equal(value, again.state()[name]) for name, value in optimizer.state().items())
 
@@ -228,13 +228,13 @@ def test_a_saved_optimizer_with_moments_in_8_bits_goes_on_bit_by_bit() -> None:
     optimizer = in_8_bits(straight)
     follow(optimizer, range(3))
     again = in_8_bits(resumed)
-    again.weights.load({name: p.detach().clone() for name, p in optimizer.weights.masters.items()})
+    again.weights.load({name: value.clone() for name, value in optimizer.weights.values().items()})
     again.load_state({name: value.clone() for name, value in optimizer.state().items()})
     for each in (optimizer, again):
         follow(each, range(3, 6))
     assert torch.equal(straight.large, resumed.large)
     assert torch.equal(straight.small, resumed.small)
-    assert {value.dtype for key, value in optimizer.state().items() if "large/state" in key} == {torch.uint8}
+    assert {value.dtype for key, value in optimizer.state().items() if "large/codes" in key} == {torch.uint8}
     assert optimizer.state().keys() == again.state().keys()
     assert all(torch.equal(value, again.state()[name]) for name, value in optimizer.state().items())
 
@@ -244,7 +244,7 @@ def test_moments_of_another_kind_are_refused(saved: str) -> None:
     kinds = [optimizer_of(Layers()), in_8_bits(Layers())]
     one, other = kinds if saved == "float32" else reversed(kinds)
     follow(one, range(1))
-    with pytest.raises(KeyError, match="moments that are not"):
+    with pytest.raises(KeyError, match=r"moments of .* are not"):
         other.load_state(one.state())
 
 

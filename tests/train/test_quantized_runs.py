@@ -20,7 +20,7 @@ from peerwise.models.lora import merged_state
 from peerwise.recipe.load import loads
 from peerwise.train.checkpoint import restore
 from peerwise.train.export import export
-from peerwise.train.optimizer import MasterWeights
+from peerwise.train.masters import MasterWeights
 from peerwise.train.session import load_policy
 from tiny_models import tiny_tokenizer, tiny_wide
 
@@ -71,7 +71,7 @@ def test_a_killed_run_with_moments_in_8_bits_ends_like_a_straight_one(
     with killed_at(RunFiles, "metrics", 6, after=True, monkeypatch=monkeypatch):
         start(wide, tmp_path / "run", "full", *EIGHT)
     saved = load_file(tmp_path / "run" / "checkpoints" / "step-5" / "trainer" / "optimizer.safetensors")
-    assert {saved[f"model.embed_tokens.weight/state{n}"].dtype for n in (1, 2)} == {torch.uint8}
+    assert {saved[f"model.embed_tokens.weight/codes{n}"].dtype for n in (1, 2)} == {torch.uint8}
     go_on(tmp_path / "run")
     assert_same_run(tmp_path / "run", tmp_path / "straight")
 

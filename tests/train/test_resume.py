@@ -10,7 +10,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from tiny_runs import (
     EVALUATION_CALLS,
     VARIANTS,
@@ -29,10 +28,11 @@ from peerwise.metrics.console import Console
 from peerwise.metrics.write import ROW_FILES, RunFiles
 from peerwise.recipe.load import loads
 from peerwise.rollout.native.engine import NativeEngine
+from peerwise.train.optimizer import Optimizer
 from peerwise.train.stages import train
 
 POINTS = {
-    "optimizer step": (torch.optim.AdamW, "step"),
+    "optimizer step": (Optimizer, "step"),
     "checkpoint": (PreTrainedModel, "save_pretrained"),
     "evaluation row": (RunFiles, "evaluation"),
     "metrics row": (RunFiles, "metrics"),
@@ -78,10 +78,10 @@ def test_adapters_reference_and_precision_survive_a_kill(
 
 def test_a_run_killed_again_and_again_still_arrives(files, straight, tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    with killed_at(torch.optim.AdamW, "step", 3, after=True, monkeypatch=monkeypatch):
+    with killed_at(Optimizer, "step", 3, after=True, monkeypatch=monkeypatch):
         start(files, folder, "lora-kl")
     for call in (1, 2, 2, 2, 1):
-        with killed_at(torch.optim.AdamW, "step", call, after=True, monkeypatch=monkeypatch):
+        with killed_at(Optimizer, "step", call, after=True, monkeypatch=monkeypatch):
             go_on(folder)
     go_on(folder)
     assert_same_run(folder, straight("lora-kl"))

@@ -33,6 +33,9 @@ INLINE void multiply(const int high, const int wide, const uint32_t *x, int64_t 
     }
 }
 
+/* The lanes of the first `count` of 16 numbers; all where there are more. */
+INLINE __mmask16 first_lanes(int64_t count) { return count >= LANES ? (__mmask16)0xffff : (__mmask16)((1u << count) - 1); }
+
 /* exp(x) for x <= 0, to about 1e-7 relative; 0 from -87 down. */
 INLINE __m512 exp16(__m512 x) {
     const __mmask16 alive = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GT_OQ);

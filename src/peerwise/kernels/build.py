@@ -29,9 +29,12 @@ _SOURCES, _HEADERS = (tuple(sorted(_HERE.glob(pattern))) for pattern in ("*.c", 
 
 def kernels_for(tensor: Tensor, size: int) -> Kernels | None:
     """The kernels, where they can work: bfloat16 on a CPU that multiplies it, rows or heads of `size` dimensions."""
-    if tensor.dtype != torch.bfloat16 or not tensor.is_cpu or size % 32 or not torch.cpu._is_avx512_bf16_supported():
-        return None
-    return _built()
+    return None if tensor.dtype != torch.bfloat16 or size % 32 else float32_kernels(tensor)
+
+
+def float32_kernels(tensor: Tensor) -> Kernels | None:
+    """The kernels, where those of float32 numbers in any number can work: on the CPU that the others need."""
+    return _built() if tensor.is_cpu and torch.cpu._is_avx512_bf16_supported() else None
 
 
 def product_kernels(*weights: Tensor) -> Kernels | None:

@@ -6,6 +6,7 @@ All tensors are bfloat16 on the CPU unless said otherwise. Knows no models, cach
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,43 @@ BLOCK = 16
 LANES = 16
 """Columns of a weight that lie together once packed; 4 times as many are a panel."""
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class CodeTable:
+    """256 levels that codes of 8 bits stand for, and how the nearest one to a number is found: by its upper 16 bits.
+
+    Args:
+        levels: [256] float32, ascending; halfway between each two must lie a number whose upper 16 bits, the sign among
+            them, are no other's.
+    """
+
+    def __init__(self, levels: Tensor) -> None:
+        self.levels = levels.float().cpu().contiguous()
+        self._edges = torch.cat([(self.levels[1:] + self.levels[:-1]) / 2, torch.tensor([torch.inf])])
+        bits = self._edges[:-1].abs().view(torch.int32) >> 16
+        low, high = int(bits[bits > 0].min()) - 1, int(bits.max())
+        bounds = (torch.arange(low, high + 2, dtype=torch.int32) << 16).view(torch.float32)
+        bounds[0] = 0
+        positive = torch.searchsorted(self._edges, bounds)
+        negative = torch.searchsorted(self._edges, -bounds, right=True)
+        if max(int(positive.diff().max()), int(-negative.diff().min())) > 1:
+            raise ValueError("two halves between neighbouring levels have the same upper 16 bits")
+        # What is beyond the last is read by a gather of 4 bytes and left out again.
+        self._firsts = torch.cat([positive[:-1], negative[1:], torch.zeros(3)]).to(torch.uint8)
+        pointers = (x.data_ptr() for x in (self.levels, self._edges, self._firsts))
+        self.place = _CodeTable(*pointers, low, len(bounds) - 1)
+
+
+class _CodeTable(ctypes.Structure):
+    """As in adamw.c."""
+
+    _fields_ = (
+        ("levels", _POINTER),
+        ("edges", _POINTER),
+        ("firsts", _POINTER),
+        ("low", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+    )
 
 
 class Kernels:
@@ -45,6 +83,7 @@ class Kernels:
         tile = [_INT, _INT, _POINTER, _FLOAT, _POINTER, _INT]
         self._logits_sums = _declared(loaded.logits_sums, tile + [_POINTER] * 4)
         self._logits_gradient = _declared(loaded.logits_gradient, tile + [_POINTER] * 4)
+        self._adamw_in_8_bits = _declared(loaded.adamw_in_8_bits, [_INT] + [_POINTER] * 8 + [_FLOAT] * 6)
         self.row_attention = _declared(loaded.row_attention, [_POINTER] * 6)
         self.row_attention_backward = _declared(loaded.row_attention_backward, [_POINTER] * 10)
         self.row_scratch_bytes: Callable[[Any], int] = _declared(loaded.row_scratch_bytes, [_POINTER], _INT)
@@ -149,6 +188,32 @@ class Kernels:
         tile = len(logits), logits.shape[1], logits.data_ptr(), 1 / temperature, targets.data_ptr(), start
         rest = log_sums.data_ptr(), of_logprobs.data_ptr(), _address(of_entropies), _address(entropies)
         self._logits_gradient(*tile, *rest)
+
+    def adamw_in_8_bits(
+        self,
+        values: Tensor,
+        gradient: Tensor,
+        codes: Sequence[Tensor],
+        scales: Sequence[Tensor],
+        tables: Sequence[CodeTable],
+        *,
+        step: int,
+        rate: float,
+        betas: tuple[float, float],
+        eps: float,
+        decay: float,
+    ) -> None:
+        """One step of AdamW, counted from 1, on float32 numbers and their moments in 8 bits, all changed in place.
+
+        Args:
+            values, gradient: [n] float32, dense.
+            codes, scales: of the mean and of the mean of squares, each [n] uint8 and [blocks of 256] float32, dense.
+            tables: of the codes of each.
+        """
+        tensors = (x.data_ptr() for x in (values, gradient, *codes, *scales))
+        corrections = rate / (1 - betas[0] ** step), math.sqrt(1 - betas[1] ** step)
+        places = (ctypes.addressof(table.place) for table in tables)
+        self._adamw_in_8_bits(len(values), *tensors, *places, *betas, eps, *corrections, 1 - rate * decay)
 
     def keep(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> None:
         """Keep the tokens of a prompt: k, v [K, T, D], dense along D -> keys, values [K, room, D], in their own order.

@@ -7,10 +7,7 @@
 
 #include "bf16.h"
 
-/* The lanes that are left, and 16 logits from i on, tempered; what is beyond the row is -inf. */
-INLINE __mmask16 left(int64_t i, int64_t columns) {
-    return columns - i >= LANES ? (__mmask16)0xffff : (__mmask16)((1u << (columns - i)) - 1);
-}
+/* 16 logits from i on, tempered; what is beyond the row is -inf. */
 INLINE __m512 tempered(const bf16 *row, int64_t i, __mmask16 lanes, float factor) {
     const __m512 x = widen(_mm256_maskz_loadu_epi16(lanes, row + i));
     return _mm512_mask_blend_ps(lanes, _mm512_set1_ps(-INFINITY), _mm512_mul_ps(x, _mm512_set1_ps(factor)));
@@ -25,10 +22,10 @@ void logits_sums(int64_t rows, int64_t columns, const bf16 *logits, float factor
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *row = logits + r * columns;
         __m512 highest = _mm512_set1_ps(tops[r]), total = _mm512_setzero_ps(), moment = _mm512_setzero_ps();
-        for (int64_t i = 0; i < columns; i += LANES) highest = _mm512_max_ps(highest, tempered(row, i, left(i, columns), factor));
+        for (int64_t i = 0; i < columns; i += LANES) highest = _mm512_max_ps(highest, tempered(row, i, first_lanes(columns - i), factor));
         const float top = _mm512_reduce_max_ps(highest);
         for (int64_t i = 0; i < columns; i += LANES) {
-            const __mmask16 lanes = left(i, columns);
+            const __mmask16 lanes = first_lanes(columns - i);
             const __m512 below = _mm512_sub_ps(tempered(row, i, lanes, factor), _mm512_set1_ps(top)), weight = exp16(below);
             total = _mm512_add_ps(total, weight);
             moment = _mm512_mask3_fmadd_ps(weight, below, moment, lanes);
@@ -53,7 +50,7 @@ void logits_gradient(int64_t rows, int64_t columns, bf16 *logits, float factor, 
         const float by = of_entropies ? of_entropies[r] : 0, entropy = by != 0 ? entropies[r] : 0;
         const int64_t target = targets[r] - start;
         for (int64_t i = 0; i < columns; i += LANES) {
-            const __mmask16 lanes = left(i, columns);
+            const __mmask16 lanes = first_lanes(columns - i);
             const __m512 lnp = _mm512_sub_ps(tempered(row, i, lanes, factor), _mm512_set1_ps(log_sums[r]));
             const __m512 p = exp16(_mm512_min_ps(lnp, _mm512_setzero_ps()));
             __m512 slope = _mm512_set1_ps(of_logprobs[r]);

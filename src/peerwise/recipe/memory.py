@@ -48,13 +48,14 @@ def memory(recipe: Recipe, stage: Stage, shape: ModelShape, width: int) -> tuple
     trained = sum(sizes)
     # Adapters are float32 whatever the model computes in, so that they need no masters.
     weights = _weights(recipe.model, shape, width) + (4 * trained if lora else 0)
-    masters = 4 * trained if width < 4 and not lora else 0
+    # A bfloat16 weight is half of its master.
+    masters = 2 * trained if width < 4 and not lora else 0
     moments = sum(_moments(size, stage) for size in sizes)
     critic = has_critic(stage) and stage.critic.trunk == "own"
     terms = [
         Term("value network with masters and moments", weights + masters + moments if critic else 0, "always"),
         Term("weights", weights, "always"),
-        Term("float32 master weights", masters, "always"),
+        Term("other half of the float32 masters", masters, "always"),
         Term("two moments of the optimizer", moments, "always"),
         Term(
             "reference copy of the weights",

@@ -28,7 +28,8 @@ from torch import Tensor
 from peerwise.errors import CheckpointError
 from peerwise.models.load import Policy
 from peerwise.models.lora import lora_layers, merged_state
-from peerwise.train.optimizer import MasterWeights, Optimizer
+from peerwise.train.masters import MasterWeights
+from peerwise.train.optimizer import Optimizer
 
 FOLDER = "checkpoints"
 
@@ -149,10 +150,10 @@ def _found(run: Path) -> Iterator[tuple[Path, State]]:
 def _write_model(folder: Path, policy: Policy, weights: MasterWeights) -> None:
     model = policy.model
     if lora_layers(model):
-        save_file(_plain(weights.masters), folder / "trainer" / "weights.safetensors")
+        save_file(_plain(weights.values()), folder / "trainer" / "weights.safetensors")
         state = merged_state(model)
     else:
-        state = {**model.state_dict(), **weights.masters}
+        state = {**model.state_dict(), **weights.values()}
     # The masters are separate tensors, so a tied output layer would be written beside the embedding, and stale.
     state = {name: tensor for name, tensor in state.items() if name not in model.all_tied_weights_keys}
     model.save_pretrained(folder, state_dict=_plain(state), max_shard_size="1TB")

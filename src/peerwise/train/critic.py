@@ -18,7 +18,8 @@ from peerwise.recipe.schema import Stage
 from peerwise.records import Group
 from peerwise.train.batch import micro_batches
 from peerwise.train.budget import TokenBudget
-from peerwise.train.optimizer import MasterWeights, make_optimizer
+from peerwise.train.masters import MasterWeights
+from peerwise.train.optimizer import make_optimizer
 from peerwise.train.sequences import counted_of, packed_groups, store
 
 
@@ -88,7 +89,7 @@ class Critic:
 
     def state(self) -> dict[str, Tensor]:
         """Weights and moments, for a checkpoint."""
-        weights = {f"weights/{name}": p.detach() for name, p in self.weights.masters.items()}
+        weights = {f"weights/{name}": value for name, value in self.weights.values().items()}
         return weights | {f"optimizer/{name}": value for name, value in self.optimizer.state().items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:

@@ -28,7 +28,8 @@ from peerwise.train.dpo import Dpo
 from peerwise.train.grpo import Grpo
 from peerwise.train.journal import Journal
 from peerwise.train.learner import Learner
-from peerwise.train.optimizer import MasterWeights, Optimizer, make_optimizer
+from peerwise.train.masters import MasterWeights
+from peerwise.train.optimizer import Optimizer, make_optimizer
 from peerwise.train.session import Session, open_session
 from peerwise.train.sft import Sft
 from peerwise.train.standing import best_evaluation, differences, mean_accuracy
