@@ -109,6 +109,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     row: dict[str, Any] = {
         "engine": options.engine,
         "setting": setting(options),
+        "own": own_setting(options, options.engine),
         "seconds": {phase: statistics.median(s[phase] for s in kept) for phase in PHASES},
         "steps": [s["whole"] for s in seconds],
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -131,20 +132,26 @@ def setting(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
+def own_setting(options: argparse.Namespace, engine: str) -> dict[str, Any]:
+    """What the other engine does not have."""
+    names = ("micro_batch",) if engine == "trl" else ("micro_batch_tokens", "lora_rank", "moments")
+    return {name: getattr(options, name) for name in names}
+
+
 def run_apart(options: argparse.Namespace, engine: str) -> Row:
     """`measure` in a process of its own; where it fails, a row with the reason."""
     python = options.trl_python if engine == "trl" else sys.executable
     command = [python, __file__, "--engine", engine, "--json"]
-    for name in (*setting(options), "micro_batch_tokens", "micro_batch", "steps", "lora_rank", "moments"):
+    own = own_setting(options, engine)
+    for name, value in (setting(options) | own | {"steps": options.steps}).items():
         flag = f"--{name.replace('_', '-')}"
-        value = getattr(options, name)
         command += ([flag] if value else []) if isinstance(value, bool) else [flag, str(value)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(f"{engine} failed:\n{done.stderr[-3000:]}", file=sys.stderr, flush=True)
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         killed = "killed, most likely for its memory: " if done.returncode == -signal.SIGKILL else ""
-        return {"engine": engine, "setting": setting(options), "failed": killed + reason}
+        return {"engine": engine, "setting": setting(options), "own": own, "failed": killed + reason}
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -162,7 +169,8 @@ def measured(options: argparse.Namespace, rows: Rows) -> Iterator[Row]:
     engines = ["peerwise", *([options.against] if options.against else [])]
     missing, ahead = [], defaultdict[str, float](float)
     for repeat, cell, engine in itertools.product(range(options.repeats), grid(options), engines):
-        if rows.count(engine=engine, setting=setting(cell), failed=None) <= repeat:
+        wanted = {"engine": engine, "setting": setting(cell), "own": own_setting(cell, engine)}
+        if rows.count(**wanted, failed=None) <= repeat:
             missing.append((cell, engine))
             ahead[engine] += work(cell, engine)
     progress = Progress(ahead)
@@ -186,24 +194,36 @@ def work(cell: argparse.Namespace, engine: str) -> float:
 
 
 def merged(rows: list[Row]) -> list[Row]:
-    """Medians over the rows of each setting, and how the engines compare where both are there."""
-    by_setting: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    """Medians over the rows of each setting, and how each way of ours compares with TRL where both are there."""
+    by_setting: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        by_setting[json.dumps(row["setting"], sort_keys=True)][row["engine"]].append(row)
+        by_setting[json.dumps(row["setting"], sort_keys=True)].append(row)
     found = []
-    for key, engines in by_setting.items():
-        whole = {name: [row for row in of_engine if "failed" not in row] for name, of_engine in engines.items()}
-        summary: Row = {
-            "setting": json.loads(key),
-            "engines": {name: _medians(of_engine) for name, of_engine in whole.items() if of_engine},
-            "failed": {name: engines[name][-1]["failed"] for name, of_engine in whole.items() if not of_engine},
-        }
-        if len(summary["engines"]) == 2:
-            ours, theirs = summary["engines"]["peerwise"], summary["engines"]["trl"]
-            summary["times_faster"] = theirs["seconds"]["whole"] / ours["seconds"]["whole"]
-            summary["memory_share"] = ours["peak_bytes"] / theirs["peak_bytes"]
-        found.append(summary)
+    for of_setting in by_setting.values():
+        theirs = [row for row in of_setting if row["engine"] == "trl"]
+        ways: dict[str, list[Row]] = defaultdict(list)
+        for row in of_setting:
+            if row["engine"] == "peerwise":
+                ways[json.dumps(row["own"], sort_keys=True)].append(row)
+        found += [_compared({"peerwise": ours, "trl": theirs}) for ours in ways.values() or [[]]]
     return found
+
+
+def _compared(engines: dict[str, list[Row]]) -> Row:
+    engines = {name: rows for name, rows in engines.items() if rows}
+    first = next(rows[0] for rows in engines.values())
+    whole = {name: [row for row in rows if "failed" not in row] for name, rows in engines.items()}
+    summary: Row = {
+        "setting": first["setting"],
+        "own": first["own"],
+        "engines": {name: _medians(rows) for name, rows in whole.items() if rows},
+        "failed": {name: engines[name][-1]["failed"] for name, rows in whole.items() if not rows},
+    }
+    if len(summary["engines"]) == 2:
+        ours, theirs = summary["engines"]["peerwise"], summary["engines"]["trl"]
+        summary["times_faster"] = theirs["seconds"]["whole"] / ours["seconds"]["whole"]
+        summary["memory_share"] = ours["peak_bytes"] / theirs["peak_bytes"]
+    return summary
 
 
 def _medians(rows: list[Row]) -> Row:
@@ -241,7 +261,9 @@ def table(summaries: list[Row]) -> str:
         for name, reason in summary["failed"].items():
             lines.append(f"{name:9} {s['group_size']:3} {s['prompt_tokens']:6} {s['new_tokens']:4}  failed: {reason}")
         if "times_faster" in summary:
-            lines.append(f"  {summary['times_faster']:.1f} times faster, {summary['memory_share']:.0%} of the memory")
+            how = ", ".join(f"{name} {value}" for name, value in summary["own"].items())
+            faster = f"{summary['times_faster']:.1f} times faster, {summary['memory_share']:.0%} of the memory"
+            lines.append(f"  with {how}: {faster}")
     return "\n".join(lines)
 
 

@@ -99,6 +99,7 @@ def test_an_engine_that_failed_is_reported_beside_the_one_that_did_not(module):
     row = {
         "engine": "peerwise",
         "setting": {"group_size": 4},
+        "own": {"moments": "8-bit"},
         "seconds": dict.fromkeys(module("step").PHASES, 2.0),
         "peak_bytes": 3,
         "rate_share": {"training": 0.5},
@@ -106,9 +107,13 @@ def test_an_engine_that_failed_is_reported_beside_the_one_that_did_not(module):
         "others": 0.0,
         "prompt_lengths": [7],
     }
-    failed = {"engine": "trl", "setting": {"group_size": 4}, "failed": "no memory"}
+    failed = {"engine": "trl", "setting": {"group_size": 4}, "own": {}, "failed": "no memory"}
     (summary,) = module("step").merged([row, failed])
     assert summary["failed"] == {"trl": "no memory"}
     assert summary["engines"]["peerwise"]["seconds"]["whole"] == 2.0
-    (both,) = module("step").merged([row, failed, {**row, "engine": "trl", "peak_bytes": 6}])
+    (both,) = module("step").merged([row, failed, {**row, "engine": "trl", "own": {}, "peak_bytes": 6}])
     assert (both["failed"], both["memory_share"]) == ({}, 0.5)
+    # Another way of ours is another comparison.
+    ways = module("step").merged([row, {**row, "own": {"moments": "float32"}, "peak_bytes": 2}, failed])
+    assert [way["engines"]["peerwise"]["peak_bytes"] for way in ways] == [3, 2]
+    assert [way["own"]["moments"] for way in ways] == ["8-bit", "float32"]
