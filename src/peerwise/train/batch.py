@@ -11,10 +11,6 @@ from dataclasses import dataclass
 
 from peerwise.models.forward import PackedGroup
 
-WITHOUT_GRADIENT = 2
-"""Times the tokens of a micro-batch that a forward pass alone takes at once: of a token it needs only what one block works
-with. Less than a backward pass even where that computes blocks again."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -49,11 +45,6 @@ def micro_batches(groups: Sequence[PackedGroup], budget: int, *, skip: Sequence[
         used += part.group.num_tokens
     if batch:
         yield batch
-
-
-def forward_batches(groups: Sequence[PackedGroup], budget: int, *, skip: Sequence[bool]) -> Iterator[list[Part]]:
-    """Batches for a pass without gradient, which keeps nothing of a block for later: more tokens than `budget` fit."""
-    return micro_batches(groups, WITHOUT_GRADIENT * budget, skip=skip)
 
 
 def _parts(groups: Sequence[PackedGroup], budget: int, skip: Sequence[bool]) -> Iterator[Part]:

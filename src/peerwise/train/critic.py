@@ -16,7 +16,7 @@ from peerwise.models.value import ValueNetwork
 from peerwise.recipe.schema import Critic as Settings
 from peerwise.recipe.schema import Stage
 from peerwise.records import Group
-from peerwise.train.batch import forward_batches, micro_batches
+from peerwise.train.batch import micro_batches
 from peerwise.train.budget import TokenBudget
 from peerwise.train.masters import MasterWeights
 from peerwise.train.optimizer import make_optimizer
@@ -106,7 +106,7 @@ class Critic:
         found: dict[int, Tensor] = {}
 
         def look(tokens: int) -> None:
-            for parts in forward_batches(packed, tokens, skip=[False] * len(packed)):
+            for parts in micro_batches(packed, tokens, skip=[False] * len(packed)):
                 store(found, parts, self.network([part.group for part in parts]))
 
         with torch.no_grad():

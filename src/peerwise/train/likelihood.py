@@ -16,7 +16,7 @@ from peerwise.algo.likelihood import likelihood_loss
 from peerwise.metrics.value import Metrics
 from peerwise.models.forward import PackedGroup, completion_logprobs, packed_forward
 from peerwise.models.load import Policy
-from peerwise.train.batch import Part, forward_batches, micro_batches
+from peerwise.train.batch import Part, micro_batches
 from peerwise.train.budget import TokenBudget, budget_of
 from peerwise.train.optimizer import Optimizer, move
 from peerwise.train.sequences import store
@@ -37,7 +37,7 @@ def sequence_logprobs(
     found: dict[int, Tensor] = {}
 
     def look(tokens: int) -> None:
-        for parts in forward_batches(groups, tokens, skip=[False] * len(groups)):
+        for parts in micro_batches(groups, tokens, skip=[False] * len(groups)):
             store(found, parts, part_logprobs(model, parts, temperature, with_entropies=False)[0])
 
     with torch.no_grad(), packed_forward(model):

@@ -20,7 +20,7 @@ from peerwise.models.forward import packed_forward
 from peerwise.models.load import Policy
 from peerwise.models.lora import Reference
 from peerwise.records import Group
-from peerwise.train.batch import Part, forward_batches, micro_batches
+from peerwise.train.batch import Part, micro_batches
 from peerwise.train.budget import TokenBudget, budget_of
 from peerwise.train.likelihood import part_logprobs
 from peerwise.train.optimizer import Optimizer, move
@@ -87,7 +87,6 @@ def policy_step(
         mismatch_bound=mismatch_bound,
         seen=seen,
     )
-    steps.look_at_reference()
     with packed_forward(policy.model, offload=policy.offload):
         if mini_batches > 1 or method.entropy_share < 1:
             steps.look_ahead()
@@ -118,21 +117,6 @@ class _Steps:
     threshold: float | None = None
     """Entropy from which on a token follows its advantage; None: all do."""
 
-    def look_at_reference(self) -> None:
-        """The reference's log-probs of the whole batch, where the loss needs them."""
-        batch, reference = self.batch, self.reference
-        if reference is None:
-            return
-
-        def look(tokens: int) -> None:
-            with reference.policy() as frozen, packed_forward(frozen):
-                for parts in forward_batches(batch.groups, tokens, skip=batch.skip):
-                    store(
-                        batch.reference, parts, part_logprobs(frozen, parts, self.temperature, with_entropies=False)[0]
-                    )
-
-        self.budget.run(look)
-
     def look_ahead(self) -> None:
         """The log-probs and entropies of the whole batch before anything has moved."""
         batch = self.batch
@@ -140,7 +124,7 @@ class _Steps:
 
         def look(tokens: int) -> None:
             batch.old = known
-            for parts in forward_batches(batch.groups, tokens, skip=batch.skip):
+            for parts in micro_batches(batch.groups, tokens, skip=batch.skip):
                 logprobs, entropies = part_logprobs(self.policy.model, parts, self.temperature)
                 batch.keep_old(parts, logprobs)
                 store(batch.entropies, parts, entropies)
@@ -177,6 +161,10 @@ class _Steps:
         """The loss of one micro-batch, and the entropies [M] of its tokens."""
         batch, method = self.batch, self.method
         rows = [row for part in parts for row in part.rows]
+        if first and self.reference is not None:
+            with self.reference.policy() as frozen, packed_forward(frozen):
+                logprobs, _ = part_logprobs(frozen, parts, self.temperature, with_entropies=False)
+                store(batch.reference, parts, logprobs)
         logprobs, entropies = part_logprobs(self.policy.model, parts, self.temperature)
         batch.keep_old(parts, logprobs.detach())
         if self.seen is not None:
