@@ -134,7 +134,7 @@ def setting(options: argparse.Namespace) -> dict[str, Any]:
 
 def own_setting(options: argparse.Namespace, engine: str) -> dict[str, Any]:
     """What the other engine does not have."""
-    names = ("micro_batch",) if engine == "trl" else ("micro_batch_tokens", "lora_rank", "moments")
+    names = ("micro_batch",) if engine == "trl" else ("micro_batch_tokens", "lora_rank", "moments", "offload")
     return {name: getattr(options, name) for name in names}
 
 
@@ -308,6 +308,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpointing", action="store_true", help="compute blocks again in the backward, both")
     parser.add_argument("--lora-rank", type=int, default=0, help="ours alone")
     parser.add_argument("--moments", choices=("float32", "8-bit"), default="float32", help="of AdamW, ours alone")
+    parser.add_argument("--offload", action="store_true", help="of activations to main memory, ours alone")
     parser.add_argument("--steps", type=int, default=2, help="of each process; the first of several warms up")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trl-python", default=sys.executable)

@@ -87,7 +87,12 @@ def chats(policy: Policy, problems: int, tokens: int) -> list[tuple[Message, ...
 def peerwise_steps(options: argparse.Namespace, steps: int) -> tuple[list[Seconds], dict[str, Any]]:
     """Our step: the native engine, then `policy_step`."""
     keep_freed_memory()
-    policy = load(options.model, dtype=options.dtype, gradient_checkpointing=options.checkpointing)
+    policy = load(
+        options.model,
+        dtype=options.dtype,
+        gradient_checkpointing=options.checkpointing,
+        offload_activations=options.offload,
+    )
     if options.lora_rank:
         add_lora(policy.model, rank=options.lora_rank, alpha=None, seed=0)
     clock = Clock()

@@ -794,6 +794,27 @@ FAULTS = [
         "tests/kernels/test_logits.py::test_sums_over_tiles_are_those_of_all_logits",
     ),
     Fault(
+        "a moment in 8 bits takes the level below it, not the nearest",
+        "kernels/adamw.c",
+        "_mm512_mask_add_epi32(first, above, first, _mm512_set1_epi32(1))",
+        "first",
+        "tests/kernels/test_adamw.py::test_values_and_moments_are_those_of_the_definition",
+    ),
+    Fault(
+        "a negative moment in 8 bits is looked for among the positive ones",
+        "kernels/adamw.c",
+        "_mm512_movepi32_mask(bits)",
+        "0",
+        "tests/kernels/test_adamw.py::test_values_and_moments_are_those_of_the_definition",
+    ),
+    Fault(
+        "what was changed in the last piece of a master is lost",
+        "train/masters.py",
+        "            split(values, flat[place], rest)\n",
+        "            if place.stop < len(flat):\n                split(values, flat[place], rest)\n",
+        "tests/train/test_masters.py::test_changes_piece_by_piece_are_those_of_the_whole",
+    ),
+    Fault(
         "the norm's gradient ignores that the norm follows its input",
         "kernels/elementwise.c",
         "_mm512_fnmadd_ps(normed, mean, of_normed)",

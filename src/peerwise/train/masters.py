@@ -42,7 +42,10 @@ class MasterWeights:
     def load(self, values: dict[str, Tensor]) -> None:
         """Set masters, and with them the model, from float32 values by name."""
         for name, p in self.parameters.items():
-            self._set(name, p, values[name])
+            if name in self._rests:
+                split(values[name].to(p.device, torch.float32), p, self._rests[name])
+            else:
+                p.copy_(values[name])
 
     @torch.no_grad()
     def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
@@ -109,12 +112,6 @@ class MasterWeights:
                 self._sums[name] = piece.view_as(p)
             else:
                 p.grad = piece.view_as(p)
-
-    def _set(self, name: str, p: Tensor, value: Tensor) -> None:
-        if name in self._rests:
-            split(value.to(p.device, torch.float32), p, self._rests[name])
-        else:
-            p.copy_(value)
 
 
 def joined(upper: Tensor, rest: Tensor) -> Tensor:
