@@ -808,6 +808,20 @@ FAULTS = [
         "tests/kernels/test_adamw.py::test_values_and_moments_are_those_of_the_definition",
     ),
     Fault(
+        "all pieces of a parameter take the scales of the first",
+        "train/moments.py",
+        "slice(place.start // BLOCK, -(-place.stop // BLOCK))",
+        "slice(0, -(-(place.stop - place.start) // BLOCK))",
+        OPTIMIZER + "test_weights_that_move_in_pieces_move_as_a_whole",
+    ),
+    Fault(
+        "all pieces of a parameter take the moments of the first",
+        "train/moments.py",
+        """kept[key].view(-1)[place] for key in""",
+        """kept[key].view(-1)[: len(values)] for key in""",
+        OPTIMIZER + "test_weights_that_move_in_pieces_move_as_a_whole",
+    ),
+    Fault(
         "what was changed in the last piece of a master is lost",
         "train/masters.py",
         "            split(values, flat[place], rest)\n",

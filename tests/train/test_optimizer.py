@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from peerwise.errors import RequestError
+from peerwise.train import masters
 from peerwise.train.masters import MasterWeights
 from peerwise.train.optimizer import Optimizer
 
@@ -237,6 +238,20 @@ def test_a_saved_optimizer_with_moments_in_8_bits_goes_on_bit_by_bit() -> None:
     assert {value.dtype for key, value in optimizer.state().items() if "large/codes" in key} == {torch.uint8}
     assert optimizer.state().keys() == again.state().keys()
     assert all(torch.equal(value, again.state()[name]) for name, value in optimizer.state().items())
+
+
+@pytest.mark.parametrize("moments", ["float32", "8-bit"])
+def test_weights_that_move_in_pieces_move_as_a_whole(moments: str, monkeypatch) -> None:
+    found = []
+    for size in (2**18, 768):  # all 4,096 numbers at once; five pieces of three blocks and one of one
+        monkeypatch.setattr(masters, "_piece_size", lambda device, size=size: size)
+        model = Layers()
+        optimizer = optimizer_of(model) if moments == "float32" else in_8_bits(model)
+        follow(optimizer, range(3))
+        found.append({"large": model.large.detach(), "small": model.small.detach(), **optimizer.state()})
+    whole, pieces = found
+    assert whole.keys() == pieces.keys()
+    assert all(torch.equal(value, pieces[name]) for name, value in whole.items())
 
 
 @pytest.mark.parametrize("saved", ["float32", "8-bit"])
